@@ -27,13 +27,13 @@ import jax
 import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile, is_adaptive
-from accountants.composition.cells import UnknownSteepnessError
+from accountants.composition.brackets.cells import UnknownSteepnessError
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.direction import directions_of_numbers
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outside_jit import evaluate
 from accountants.composition.question import DeltaAt, EpsilonAt
 from accountants.composition.renyi import renyi_divergence
-from accountants.composition.rigorous import RigorousBounds
 from accountants.composition.self_composed import (
     ALL_NEIGHBOURS,
     NEIGHBOURS,

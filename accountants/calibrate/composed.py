@@ -23,7 +23,7 @@ import numpy as np
 
 from accountants.calibrate.risk_limit import RiskLimit, risk_limit, risk_parameter
 from accountants.calibrate.scale import check_target, rescaled
-from accountants.composition.rigorous import RigorousBounds
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee

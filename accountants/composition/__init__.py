@@ -1,1 +1,1 @@
-"""Composition of many releases: estimates in closed form, by enumeration and by FFT, and rigorous brackets."""
+"""Composition of many releases: estimates, chosen by ``dispatch``, and in ``brackets`` the rigorous bounds."""

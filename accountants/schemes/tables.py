@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from accountants.composition.cells import best_offset, cells_on_grid, rough_losses, split_monotone
-from accountants.composition.masses import above, below
+from accountants.composition.brackets.cells import best_offset, cells_on_grid, rough_losses, split_monotone
+from accountants.composition.brackets.masses import above, below
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, RealArray

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.cells import TooManyPointsError
-from accountants.composition.masses import RATIO, Masses
-from accountants.composition.sums import BLOCK, ComposedBounds, compose, stages_of
+from accountants.composition.brackets.cells import TooManyPointsError
+from accountants.composition.brackets.masses import RATIO, Masses
+from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose, stages_of
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, conservative_root

@@ -18,8 +18,8 @@ import numpy as np
 
 from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu, with_own_claim
 from accountants.calibrate.scale import check_target
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.dispatch import rough_epsilon
-from accountants.composition.rigorous import RigorousBounds
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
-from accountants.composition.rigorous import RigorousBounds
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits

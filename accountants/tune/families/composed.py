@@ -12,7 +12,7 @@ import numpy as np
 
 from accountants import calibrate, recycling
 from accountants.calibrate.composed import gaussian_ratio, largest_budget, log_budget, upper_delta
-from accountants.composition.rigorous import RigorousBounds
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.registry import dominating_pairs

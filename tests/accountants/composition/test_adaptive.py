@@ -8,7 +8,7 @@ from two_piece import TwoPiece
 
 from accountants import guarantee
 from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _lower_hull, _of_direction
-from accountants.composition.rigorous import RigorousBounds
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee

@@ -12,8 +12,9 @@ from scipy.special import ndtr, ndtri
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee, randomised_response, shuffled
-from accountants.composition import bracket, trade_off
-from accountants.composition.bracket import Bracket
+from accountants.composition import trade_off
+from accountants.composition.brackets import grid
+from accountants.composition.brackets.grid import GridBracket
 
 ALPHAS = [1e-12, 1e-6, 0.05, 0.3, 0.45, 0.6, 0.999]
 
@@ -92,13 +93,13 @@ def test_the_grid_agrees_with_enumeration(made):
     """Samples are not symmetric, so that both neighbour directions decide."""
     assert made._bounds.method.__class__.__name__ == "FewOutcomes"
     for alpha in ALPHAS[:-1]:
-        exact, grid = made._bounds.errors(alpha), Bracket(made).errors(alpha, made._bounds.largest_loss)
-        assert grid.error[0] <= exact.error[1]
-        assert exact.error[0] <= grid.error[1]
-        assert grid.power[0] <= exact.power[1]
-        assert exact.power[0] <= grid.power[1]
+        exact, by_grid = made._bounds.errors(alpha), GridBracket(made).errors(alpha, made._bounds.largest_loss)
+        assert by_grid.error[0] <= exact.error[1]
+        assert exact.error[0] <= by_grid.error[1]
+        assert by_grid.power[0] <= exact.power[1]
+        assert exact.power[0] <= by_grid.power[1]
         assert exact.error[1] - exact.error[0] <= 1e-9
-        assert grid.error[1] - grid.error[0] <= 1e-4 * grid.error[1]
+        assert by_grid.error[1] - by_grid.error[0] <= 1e-4 * by_grid.error[1]
 
 
 def test_tests_of_enumerated_outcomes():
@@ -179,15 +180,15 @@ def test_a_grid_with_exchanged_ends_is_found(monkeypatch):
     """The planted fault: the test's power is that of the pair which dominates. Enumeration then contradicts it."""
     made = three_points(12)
     exact = made._bounds.errors(0.1)
-    masses = bracket._Estimate._masses
+    masses = grid._Estimate._masses
 
     def exchanged(self, *arguments):
         several = masses(self, *arguments)
         return {side: dataclasses.replace(several[1], mass=several[1].mass * (1 + 1e-6)) for side in several}
 
-    monkeypatch.setattr(bracket._Estimate, "_masses", exchanged)
-    grid = Bracket(made).errors(0.1, made._bounds.largest_loss)
-    assert grid.power[0] > exact.power[1]
+    monkeypatch.setattr(grid._Estimate, "_masses", exchanged)
+    by_grid = GridBracket(made).errors(0.1, made._bounds.largest_loss)
+    assert by_grid.power[0] > exact.power[1]
 
 
 def test_one_direction_alone_is_too_private(monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 import dpkernels as dpk
 from accountants import guarantee, shuffled, tune
-from accountants.composition.sums import ComposedBounds
+from accountants.composition.brackets.sums import ComposedBounds
 from accountants.shuffle import bracket, estimate
 from accountants.shuffle.blanket import OutcomeProbabilities, worst_inputs
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from accountants.composition.bracket import Masses
-from accountants.composition.sums import _tilted, _transformed
+from accountants.composition.brackets.grid import Masses
+from accountants.composition.brackets.sums import _tilted, _transformed
 from accountants.dominating_pairs.discrete import dominating_pair, pure_points
 from accountants.shuffle import bracket
 

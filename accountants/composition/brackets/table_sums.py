@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.cells import MonotoneLoss, TooManyPointsError
-from accountants.composition.masses import Masses
-from accountants.composition.sums import ComposedBounds, compose, norm
+from accountants.composition.brackets.cells import MonotoneLoss, TooManyPointsError
+from accountants.composition.brackets.masses import Masses
+from accountants.composition.brackets.sums import ComposedBounds, compose, norm
 from accountants.loss_intervals import LOSS_UNITS, UNIT
 from dpkernels.proven import proven
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from accountants.composition import self_composed
-from accountants.composition.cells import (
+from accountants.composition.brackets.cells import (
     MonotoneLoss,
     NoGridError,
     TooManyPointsError,
@@ -32,11 +32,24 @@ from accountants.composition.cells import (
     split_monotone,
     two_heaviest_atoms,
 )
-from accountants.composition.masses import RATIO, Masses, above, below, dominating_masses
+from accountants.composition.brackets.masses import RATIO, Masses, above, below, dominating_masses
+from accountants.composition.brackets.sums import (
+    BLOCK,
+    ComposedBounds,
+    NotRareError,
+    compose,
+    compose_directly,
+    stages_of,
+)
+from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
 from accountants.composition.self_composed import GREATEST_TILT, LossTuple, RepeatedLoss, RepeatedReleases
-from accountants.composition.sums import BLOCK, ComposedBounds, NotRareError, compose, compose_directly, stages_of
-from accountants.composition.table_sums import Table, lower_sum, upper_sum
-from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point, error_of_line, power_of_line
+from accountants.composition.trade_off import (
+    CurvePoint,
+    around_estimate,
+    curve_point,
+    error_of_line,
+    power_of_line,
+)
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
 from accountants.loss_intervals import UNIT
@@ -104,7 +117,7 @@ _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an 
 
 @proven("brackets#proof-of-5-margins")
 @dataclass
-class Bracket:
+class GridBracket:
     """Brackets of one guarantee with concrete parameters."""
 
     guarantee: Any
@@ -337,7 +350,7 @@ class _CoarseDirections:
     def _compose(self, number: int) -> None:
         estimate = self.estimates[number]
         step = _COARSER * estimate.first_step(None)
-        Bracket._at_a_step(estimate, step, self.likely, _Kept(self.totals[number]), (1,))
+        GridBracket._at_a_step(estimate, step, self.likely, _Kept(self.totals[number]), (1,))
 
     def delta(self, number: int, epsilon: float) -> float:
         """Return an upper bound of delta at eps of one direction."""

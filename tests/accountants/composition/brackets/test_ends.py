@@ -14,8 +14,8 @@ from default_audit import check
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee, randomised_response, shuffled
-from accountants.composition.bracket import Bracket
-from accountants.composition.cells import MonotonePieces, UnknownSteepnessError
+from accountants.composition.brackets.cells import MonotonePieces, UnknownSteepnessError
+from accountants.composition.brackets.grid import GridBracket
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.loss_intervals import IntervalMasses, LossIntervals
 from accountants.privacy_loss import SmoothPieces
@@ -72,7 +72,7 @@ def test_truncated_noise_much_wider_than_the_sensitivity(law, scale):
             made = guarantee(dpk.Additive(dpk.Reweighted(make(scale), -edge, edge, 0.0)), 1.0).repeat(3)
             near, far = tail((mp.mpf(edge) - 1) / scale), tail(mp.mpf(edge) / scale)
             truth = 1 - (1 - (near - far) / (1 - 2 * far)) ** 3
-            low, high = Bracket(made).delta(500.0)
+            low, high = GridBracket(made).delta(500.0)
             assert low <= truth <= high <= truth * 1.0001
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from accountants import discrete_pair, guarantee
-from accountants.composition import table_sums
-from accountants.composition.cells import split_monotone
-from accountants.composition.table_sums import Table, lower_sum, upper_sum
+from accountants.composition.brackets import table_sums
+from accountants.composition.brackets.cells import split_monotone
+from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
 
 BITS = 40
 EVERYWHERE = (-math.inf, math.inf)

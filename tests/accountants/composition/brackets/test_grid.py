@@ -16,9 +16,9 @@ from scipy.special import ndtr
 import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
-from accountants.composition import bracket, sums
-from accountants.composition.bracket import Bracket, ComposedBounds, Masses, above, below, compose
-from accountants.composition.cells import Cells, cells_on_grid, split_monotone
+from accountants.composition.brackets import grid, sums
+from accountants.composition.brackets.cells import Cells, cells_on_grid, split_monotone
+from accountants.composition.brackets.grid import ComposedBounds, GridBracket, Masses, above, below, compose
 from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.registry import dominating_pairs
@@ -47,7 +47,7 @@ smooth = cache(lambda name: SMOOTH[name]())
 @pytest.mark.parametrize("delta", [1e-10, *(pytest.param(other, marks=pytest.mark.slow) for other in (1e-5, 1e-14))])
 def test_bracket_holds_the_precise_value_and_is_narrow(name, delta):
     made = smooth(name)
-    low, high = Bracket(made).epsilon(delta)
+    low, high = GridBracket(made).epsilon(delta)
     precise = made.estimate_epsilon(delta)
     assert low <= precise <= high
     assert high - low < 1e-4 * high
@@ -57,7 +57,7 @@ def test_bracket_holds_the_precise_value_and_is_narrow(name, delta):
 @pytest.mark.parametrize("delta", DELTAS)
 def test_bracket_of_the_reference_sampled_gaussian(delta):
     made = guarantee(Additive(Gaussian(1.0)), 1.0).subsample(0.01).repeat(1000)
-    low, high = Bracket(made).epsilon(delta)
+    low, high = GridBracket(made).epsilon(delta)
     assert low <= made.estimate_epsilon(delta) <= high
     assert high - low < 1e-4 * high
 
@@ -67,7 +67,7 @@ def test_the_third_of_three_losses_is_on_the_grid_too(loss):
     """No loss may lie half-way between the two heaviest: a bound of the first grid was 3.5e-4 too high."""
     uniform = dpk.composite("uniform", epsilon=loss, width=0.735, **UNIT)
     made = guarantee(uniform).repeat(9)
-    assert Bracket(made).upper_epsilon(3.1e-4) == pytest.approx(made.estimate_epsilon(3.1e-4), rel=1e-8)
+    assert GridBracket(made).upper_epsilon(3.1e-4) == pytest.approx(made.estimate_epsilon(3.1e-4), rel=1e-8)
 
 
 @pytest.mark.parametrize("n", [1, 2, 100])
@@ -77,7 +77,7 @@ def test_gaussian_far_out(n):
     for sds in (0.5, 4.0, 7.0):
         eps = mu**2 / 2 + mu * sds
         exact = ndtr(mu / 2 - eps / mu) - math.exp(eps) * ndtr(-mu / 2 - eps / mu)
-        low, high = Bracket(made).delta(eps)
+        low, high = GridBracket(made).delta(eps)
         assert low <= exact * (1 + 1e-9)
         assert exact * (1 - 1e-9) <= high
 
@@ -98,7 +98,7 @@ def random_guarantee(name, seed):
 
 def check_random(name, seed):
     made, delta = random_guarantee(name, seed)
-    low, high = Bracket(made).epsilon(delta)
+    low, high = GridBracket(made).epsilon(delta)
     assert low <= high
     # The value of two pairs is that of a pair above both, a grid's step squared too high; a bracket's grids are finer.
     too_high = 5e-5 if any(len(term.pairs) > 1 for term in made.terms) else 0.0
@@ -109,8 +109,8 @@ def check_random(name, seed):
     if low > 0 and high < math.inf and all(len(term.pairs) == 1 for term in made.terms):
         assert high - low <= 1e-3 * high
         # What the bracket says of eps it says of delta.
-        assert Bracket(made).delta(low)[1] >= delta * (1 - 1e-6)
-        assert Bracket(made).delta(high)[0] <= delta * (1 + 1e-6)
+        assert GridBracket(made).delta(low)[1] >= delta * (1 - 1e-6)
+        assert GridBracket(made).delta(high)[0] <= delta * (1 + 1e-6)
 
 
 @pytest.mark.slow
@@ -215,20 +215,20 @@ def test_without_the_error_of_the_transform_a_poor_tilt_breaks_the_bracket(monke
 def broken(name):
     made = smooth(name)
     eps = made.estimate_epsilon(1e-6)
-    low, high = Bracket(made).delta(eps)
+    low, high = GridBracket(made).delta(eps)
     return not low <= made.estimate_delta(eps) * (1 - 1e-8) < made.estimate_delta(eps) * (1 + 1e-8) <= high
 
 
 @pytest.mark.parametrize("name", slow(["recycled", "windowed"], "windowed"))
 def test_planted_faults_of_the_upper_bound_are_seen(monkeypatch, name):
     assert not broken(name)
-    monkeypatch.setattr(bracket, "above", lambda n, step, count: _times(above(n, step, count), 1 - 1e-3))
+    monkeypatch.setattr(grid, "above", lambda n, step, count: _times(above(n, step, count), 1 - 1e-3))
     assert broken(name)
 
     def rounded_down(n, step, count):
         return above(dataclasses.replace(n, gain=0 * n.gain), step, count)
 
-    monkeypatch.setattr(bracket, "above", rounded_down)
+    monkeypatch.setattr(grid, "above", rounded_down)
     assert broken(name)
 
 
@@ -270,15 +270,15 @@ def test_identity_shares_are_seen():
 
 def test_missing_infinite_mass_is_seen(monkeypatch):
     made = guarantee(Additive(Reweighted(Gaussian(1.0), -4.0, 4.0, 0.0)), 0.1).repeat(20)
-    low, high = Bracket(made).delta(2.0)
+    low, high = GridBracket(made).delta(2.0)
     # No eps hides that a report is beyond an end of the other's: at 2 the finite losses add less than a hundredth.
     one = (ndtr(4.0) - ndtr(3.9)) / (ndtr(4.0) - ndtr(-4.0))
     certain = -math.expm1(20 * math.log1p(-one))
     assert low <= 1.01 * certain
     assert certain <= high
     forget = lambda n, step, count: dataclasses.replace(above(n, step, count), infinite=0.0)  # noqa: E731
-    monkeypatch.setattr(bracket, "above", forget)
-    assert Bracket(made).delta(2.0)[1] < certain
+    monkeypatch.setattr(grid, "above", forget)
+    assert GridBracket(made).delta(2.0)[1] < certain
 
 
 @pytest.mark.lengthy
@@ -304,9 +304,9 @@ def test_gaussian_tails_are_followed():
         cases = [(single, profile(25.0)), (single.subsample(rate), sampled)]
         cases.append((single.subsample(rate, "replace"), replaced_profile(mpmath.mpf(25), rate)))
         for releases, truth in cases:
-            low, high = Bracket(releases).delta(25.0)
+            low, high = GridBracket(releases).delta(25.0)
             assert low <= truth <= high <= low * (1 + 1e-4)
-        low, high = Bracket(single).epsilon(1e-80)
+        low, high = GridBracket(single).epsilon(1e-80)
         assert profile(low) >= 1e-80 >= profile(high)
     assert high < low * (1 + 1e-4)
 
@@ -321,12 +321,12 @@ def test_a_tilt_that_underflows_gives_a_trivial_upper_bound():
 def test_losses_far_beyond_any_budget():
     """mu = 2000: eps is about mu^2/2; a lower end is finite there, and an upper one may be infinite."""
     made = guarantee(Additive(Gaussian(5e-4)), 1.0)
-    low, high = Bracket(made).delta(2e6)
+    low, high = GridBracket(made).delta(2e6)
     assert low <= 0.49980053 <= high
-    low, high = Bracket(made).epsilon(1e-5)
+    low, high = GridBracket(made).epsilon(1e-5)
     assert low <= 2008528.9 <= high
     with pytest.raises(ValueError, match="too many for a grid"):
-        Bracket(guarantee(Additive(Gaussian(1e-8)), 1.0)).epsilon(1e-6)
+        GridBracket(guarantee(Additive(Gaussian(1e-8)), 1.0)).epsilon(1e-6)
 
 
 # Errors
@@ -363,10 +363,10 @@ def test_arguments_out_of_range(wanted, kind, message):
 def test_what_no_randomness_hides_is_known():
     """Enough delta needs no budget; the largest loss of two points is never exceeded."""
     made = guarantee(dpk.duchi(epsilon=0.5, **UNIT)).repeat(4)
-    assert Bracket(made).epsilon(0.99) == (0.0, 0.0)
-    low, high = Bracket(made).delta(2.0 * (1 + 1e-9))
+    assert GridBracket(made).epsilon(0.99) == (0.0, 0.0)
+    low, high = GridBracket(made).delta(2.0 * (1 + 1e-9))
     assert 0.0 == low <= high <= 1e-6
-    low, high = Bracket(made).epsilon(1e-7)
+    low, high = GridBracket(made).epsilon(1e-7)
     assert high == pytest.approx(2.0, rel=1e-5)
     assert low == pytest.approx(2.0, rel=1e-5)
     exact = float(pure_delta(0.5, 4, high))

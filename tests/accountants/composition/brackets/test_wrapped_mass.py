@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom
 
 from accountants import discrete_pair, guarantee, shuffled
-from accountants.composition import bracket, sums
+from accountants.composition.brackets import grid, sums
 
 REPORTS = 20
 FIRST, SECOND = 0.1, 0.02  # The probability of the rare outcome under either input.
@@ -39,12 +39,12 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""
     one = guarantee(discrete_pair(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
     truth = exact(epsilon)
-    low, high = bracket.Bracket(one.repeat(REPORTS)).delta(epsilon)
+    low, high = grid.GridBracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
-    monkeypatch.setattr(bracket, "_NOISE", math.inf)  # No sum of positive terms, which has no such error.
+    monkeypatch.setattr(grid, "_NOISE", math.inf)  # No sum of positive terms, which has no such error.
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 20.0)
-    low, high = bracket.Bracket(one.repeat(REPORTS)).delta(epsilon)
+    low, high = grid.GridBracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
 
@@ -79,13 +79,13 @@ def test_heavy_points_of_a_summary_stay():
     g = np.random.default_rng(7).uniform(0.0, 1e-7, 5000)
     g[[1234, 4000]] = 1.0, 0.2
     k, mass = sums._summary(g, -2000)
-    grid = np.arange(5000.0) - 2000
+    points = np.arange(5000.0) - 2000
     assert len(k) <= 300
     assert (np.diff(k) >= 0).all()
-    assert k[0] <= grid[0]
-    assert k[-1] >= grid[-1]
+    assert k[0] <= points[0]
+    assert k[-1] >= points[-1]
     assert mass.sum() == pytest.approx(g.sum(), rel=1e-13)
-    assert mass @ k == pytest.approx(g @ grid, rel=1e-11)
+    assert mass @ k == pytest.approx(g @ points, rel=1e-11)
     for slope in (-1e-2, -1e-5, 1e-5, 1e-2):
-        assert mass @ np.exp(slope * k) >= g @ np.exp(slope * grid) * (1 - 1e-14)
-    assert mass @ (k - mass @ k) ** 2 <= 1.001 * (g @ (grid - g @ grid) ** 2)
+        assert mass @ np.exp(slope * k) >= g @ np.exp(slope * points) * (1 - 1e-14)
+    assert mass @ (k - mass @ k) ** 2 <= 1.001 * (g @ (points - g @ points) ** 2)

@@ -13,9 +13,8 @@ import pytest
 from scipy.special import ndtr
 
 from accountants import guarantee
-from accountants.composition import bracket, cells, masses, sums
-from accountants.composition.bracket import Bracket, above, below, compose
-from accountants.composition.cells import (
+from accountants.composition.brackets import cells, grid, masses, sums
+from accountants.composition.brackets.cells import (
     Cells,
     MonotoneLoss,
     TooManyPointsError,
@@ -24,7 +23,8 @@ from accountants.composition.cells import (
     rough_losses,
     split_monotone,
 )
-from accountants.composition.masses import RATIO, Masses
+from accountants.composition.brackets.grid import GridBracket, above, below, compose
+from accountants.composition.brackets.masses import RATIO, Masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
@@ -115,19 +115,19 @@ def stop_loss(values, mass, t):
 def test_a_linear_stage_keeps_the_mean_of_losses(seed, side):
     """E(L - t)_+ is nowhere moved to the other side; in the order of ratios, that of guarantees, a mean changes."""
     step, part = 0.3, reports(seed, 200)
-    grid = step * (part.first + np.arange(200.0))
+    points = step * (part.first + np.arange(200.0))
     smooth = part.mass.mean() + part.mass
     smooth *= np.exp(-((np.arange(200.0) - 100) ** 2) / 800)
     part = replace(part, mass=smooth / smooth.sum())
-    t = np.linspace(grid[0] - 1, grid[-1] + 1, 1001)
+    t = np.linspace(points[0] - 1, points[-1] + 1, 1001)
     results = {}
     for is_linear in (True, False):
         mass, first = masses.coarsened(part.mass, part.first, step, 0.0, side, is_linear=is_linear)
         results[is_linear] = masses.RATIO * step * (first + np.arange(float(len(mass)))), mass
-    off = side * (stop_loss(*results[True], t) - stop_loss(grid, part.mass, t))
+    off = side * (stop_loss(*results[True], t) - stop_loss(points, part.mass, t))
     assert off.min() >= -1e-12
     assert off.max() > 1e-3
-    means = {is_linear: values @ mass - grid @ part.mass for is_linear, (values, mass) in results.items()}
+    means = {is_linear: values @ mass - points @ part.mass for is_linear, (values, mass) in results.items()}
     assert (-1e-12 if side > 0 else -0.02 * step) <= means[True] <= 1e-12  # A contraction may have nothing to take.
     assert abs(means[False]) > 0.4 * step
 
@@ -170,15 +170,15 @@ def test_losses_of_stages_are_moved_to_their_side(side):
 def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     """The brackets intersect; of fewer rare losses than there are, the upper bound counts the rest as lost."""
     made = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
-    low, high = Bracket(made).epsilon(1e-6)
+    low, high = GridBracket(made).epsilon(1e-6)
     with monkeypatch.context() as patch:
-        patch.setattr(bracket, "_LONG", 1 << 40)
-        plain_low, plain_high = Bracket(made).epsilon(1e-6)
+        patch.setattr(grid, "_LONG", 1 << 40)
+        plain_low, plain_high = GridBracket(made).epsilon(1e-6)
     assert max(low, plain_low) <= min(high, plain_high)
     assert max(high - low, plain_high - plain_low) <= 1e-4 * high
     with monkeypatch.context() as patch:
         patch.setattr(sums, "_MOST_RARE", 3)
-        few_low, few_high = Bracket(made).epsilon(1e-6)
+        few_low, few_high = GridBracket(made).epsilon(1e-6)
     assert few_low <= plain_high
     assert few_high >= plain_low
 
@@ -312,9 +312,9 @@ def test_losses_that_are_sums_of_opposite_numbers_are_off_by_no_more_than_stated
 
 def test_the_error_of_all_gaussian_noise_as_one_release_is_stated():
     terms = [guarantee(Additive(Gaussian(0.013 * 1.1**k)), 1.0).repeat(3 + k) for k in range(5)]
-    composed = Bracket(terms[0].compose(*terms[1:], guarantee(Additive(Laplace(9.0)), 1.0)))
+    composed = GridBracket(terms[0].compose(*terms[1:], guarantee(Additive(Laplace(9.0)), 1.0)))
     (term,) = (term for term in composed._directions[0].terms if term.error)
-    (merged,) = (one for one in composed._terms if bracket._is_gaussian(one))
+    (merged,) = (one for one in composed._terms if grid._is_gaussian(one))
     with mp.workdps(40):
         mu = mp.sqrt(sum((3 + k) / mp.mpf(0.013 * 1.1**k) ** 2 for k in range(5)))
         off = abs(1 / mp.mpf(float(merged.pairs[0].noise.sigma)) / mu - 1)
@@ -370,15 +370,15 @@ def test_a_window_cuts_no_group():
 def test_atoms_that_no_grid_holds_are_next_to_it():
     """Of 1,020 atoms the two heaviest ones were on the grid, and others counted as up to a step less."""
     noise = Reweighted(Staircase(0.016063878091825523, 9.096487258252541, 0.0), -1144.69028, 1144.69028, 0.5453)
-    low, high = Bracket(guarantee(Additive(noise), 1.0).repeat(432)).epsilon(4.5e-8)
+    low, high = GridBracket(guarantee(Additive(noise), 1.0).repeat(432)).epsilon(4.5e-8)
     assert 0 < high - low <= 2e-5 * high
 
 
 def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
     made = guarantee(Additive(Laplace(2.0)), 1.0).subsample(0.1).repeat(30)
-    expected = Bracket(made).epsilon(1e-6)
-    monkeypatch.setattr(bracket._Estimate, "upper_bound", lambda *_: math.inf)
-    low, high = Bracket(made).epsilon(1e-6)
+    expected = GridBracket(made).epsilon(1e-6)
+    monkeypatch.setattr(grid._Estimate, "upper_bound", lambda *_: math.inf)
+    low, high = GridBracket(made).epsilon(1e-6)
     assert math.isfinite(high)
     assert max(low, expected[0]) <= min(high, expected[1])
 
@@ -406,8 +406,8 @@ def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
 def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
     made = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
-    question = bracket._EpsilonAt(1e-6)
-    (estimate, *_) = Bracket(made)._estimated(lambda direction: direction.guess(1e-6))
+    question = grid._EpsilonAt(1e-6)
+    (estimate, *_) = GridBracket(made)._estimated(lambda direction: direction.guess(1e-6))
     step = estimate.first_step(estimate.value)
     low, high = estimate.bounds(step, 1e-6, question, (-1, 1))
     assert 0 < high - low < 1e-3 * high

@@ -14,11 +14,11 @@ import accountants
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition import gaussian
-from accountants.composition.by_renyi import GridOrRenyi
+from accountants.composition.brackets.by_renyi import GridOrRenyi
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.closed_form import OneRelease
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import FewOutcomes
-from accountants.composition.rigorous import RigorousBounds
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.cells import Cells, reduced
+from accountants.composition.brackets.cells import Cells, reduced
 from accountants.composition.interpolation import masses_of_profile, profile_on_grid
 from accountants.loss_intervals import LOSS_UNITS, UNIT
 from dpkernels.proven import proven

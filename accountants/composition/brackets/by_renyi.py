@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.bracket import Bracket
-from accountants.composition.cells import NoGridError
+from accountants.composition.brackets.cells import NoGridError
+from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from dpkernels.proven import proven
@@ -83,7 +83,7 @@ def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
 class GridOrRenyi:
     """The bounds of losses on a grid, with upper ends by Renyi divergences where the grid's are wide or missing."""
 
-    grid: Bracket
+    grid: GridBracket
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         low, high = 0.0, 1.0

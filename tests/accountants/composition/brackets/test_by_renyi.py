@@ -6,10 +6,10 @@ from default_audit import check
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee
-from accountants.composition import by_renyi
-from accountants.composition.bracket import Bracket
-from accountants.composition.by_renyi import GridOrRenyi, delta_of_orders, epsilon_of_orders
-from accountants.composition.cells import NoGridError, TooManyPointsError
+from accountants.composition.brackets import by_renyi
+from accountants.composition.brackets.by_renyi import GridOrRenyi, delta_of_orders, epsilon_of_orders
+from accountants.composition.brackets.cells import NoGridError, TooManyPointsError
+from accountants.composition.brackets.grid import GridBracket
 
 
 def refuse(*_):
@@ -58,10 +58,10 @@ def test_orders_are_all_valid(monkeypatch):
 
 def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):
     made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
-    bounds = GridOrRenyi(Bracket(made))
+    bounds = GridOrRenyi(GridBracket(made))
     exact, exact_delta, point = bounds.epsilon(1e-6)[1], bounds.delta(6.0)[1], bounds.errors(0.1, 15.0)
     for name in ("delta", "epsilon", "errors"):
-        monkeypatch.setattr(Bracket, name, refuse)
+        monkeypatch.setattr(GridBracket, name, refuse)
     assert bounds.epsilon(1e-6)[0] == bounds.delta(6.0)[0] == 0.0
     assert exact <= bounds.upper_epsilon(1e-6) <= exact * 1.2
     assert exact_delta <= bounds.upper_delta(6.0) <= exact_delta * 30
@@ -80,20 +80,20 @@ def test_the_least_delta_that_is_a_float_has_a_finite_epsilon():
 
 def test_wide_ends_are_replaced(monkeypatch):
     made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
-    monkeypatch.setattr(Bracket, "epsilon", lambda *_: (1.0, 15.0))
-    monkeypatch.setattr(Bracket, "delta", lambda *_: (1e-12, 0.9))
-    bounds = GridOrRenyi(Bracket(made))
+    monkeypatch.setattr(GridBracket, "epsilon", lambda *_: (1.0, 15.0))
+    monkeypatch.setattr(GridBracket, "delta", lambda *_: (1e-12, 0.9))
+    bounds = GridOrRenyi(GridBracket(made))
     assert bounds.epsilon(1e-6) == (1.0, epsilon_of_orders(made, 1e-6))
     assert bounds.delta(6.0) == (1e-12, delta_of_orders(made, 6.0))
 
 
 def test_an_infinite_loss_has_no_bound_of_orders(monkeypatch):
     made = guarantee(discrete_pair([0.5, 0.499, 0.001], [0.4, 0.6, 0.0])).repeat(1000)
-    monkeypatch.setattr(Bracket, "epsilon", refuse)
-    monkeypatch.setattr(Bracket, "delta", refuse)
+    monkeypatch.setattr(GridBracket, "epsilon", refuse)
+    monkeypatch.setattr(GridBracket, "delta", refuse)
     with pytest.raises(NoGridError, match="too many points"):
-        GridOrRenyi(Bracket(made)).epsilon(1e-6)
-    assert GridOrRenyi(Bracket(made)).delta(1.0) == (0.0, 1.0)
+        GridOrRenyi(GridBracket(made)).epsilon(1e-6)
+    assert GridOrRenyi(GridBracket(made)).delta(1.0) == (0.0, 1.0)
 
 
 @pytest.mark.lengthy

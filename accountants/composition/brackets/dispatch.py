@@ -4,7 +4,7 @@
 - Gaussian noise alone, any number of releases: closed form (``gaussian``).
 - Few joint outcomes: enumeration (``outcomes``).
 - Noise that is not even: dynamic programming over the directions of a neighbour (``adaptive``), where it has a bracket.
-- All others: ``bracket.Bracket``, by privacy loss distributions on a grid; by Renyi divergences where those are wide.
+- All others: ``grid.GridBracket``, by privacy loss distributions on a grid; by Renyi divergences where those are wide.
 
 From the sum of all releases' largest losses on, delta is 0.
 """
@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile
-from accountants.composition.bracket import Bracket
-from accountants.composition.by_renyi import GridOrRenyi
+from accountants.composition.brackets.by_renyi import GridOrRenyi
+from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
@@ -121,7 +121,7 @@ class RigorousBounds:
             bounds = formula.of(self.guarantee)
             if bounds is not None:
                 return bounds
-        by_grid, adaptive = GridOrRenyi(Bracket(self.guarantee)), self.guarantee.adaptive_profile
+        by_grid, adaptive = GridOrRenyi(GridBracket(self.guarantee)), self.guarantee.adaptive_profile
         return by_grid if adaptive is None else ByDirections(adaptive, by_grid)
 
     @cached_property

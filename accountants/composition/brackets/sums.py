@@ -21,8 +21,8 @@ from typing import cast
 
 import numpy as np
 
-from accountants.composition.cells import NoGridError, TooManyPointsError
-from accountants.composition.masses import RATIO, Masses, coarsened
+from accountants.composition.brackets.cells import NoGridError, TooManyPointsError
+from accountants.composition.brackets.masses import RATIO, Masses, coarsened
 from accountants.composition.self_composed import integer_power
 from accountants.loss_intervals import UNIT
 from dpkernels.proven import proven
