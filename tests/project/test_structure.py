@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from functools import cache
@@ -263,3 +264,16 @@ def test_no_file_names_a_place_on_this_machine():
 
 def test_quick_slices_are_some_of_their_tests_and_in_every_file(slices_that_are_wrong):
     assert slices_that_are_wrong == []
+
+
+def test_the_map_of_the_code_names_files_that_exist():
+    """A name without a folder, in a cell of the table, is in the folder of the name before it."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Where things are")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")]
+    assert len(rows) > 15
+    for row in rows[1:]:
+        folder = ROOT
+        for name in re.findall(r"`([\w/]+[./]\w*)`", row):
+            place = ROOT / name if "/" in name else folder / name
+            assert place.exists(), name
+            folder = place if name.endswith("/") else place.parent
