@@ -1,10 +1,10 @@
-"""Conversion of floats to the shortest decimals that print them."""
+"""Numbers as decimals: the shortest that print a float, and rounded ones for people."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 
 def rational(number: float) -> Fraction:
@@ -21,3 +21,17 @@ def float_at_least(number: Fraction) -> float:
     """Return the nearest float, or the next one up where its decimal is below the number."""
     nearest = float(number)
     return nearest if rational(nearest) >= number else math.nextafter(nearest, math.inf)
+
+
+def format_number(value: Any, digits: int = 5) -> str:
+    """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
+    if getattr(value, "ndim", 0):
+        ends = f", {format_number(value.min())} to {format_number(value.max())}" if value.size else ""
+        return f"array of shape {value.shape}{ends}"
+    number = float(value)
+    if not math.isfinite(number) or number == 0 or not 1e-4 <= abs(number) < 1e15:
+        return f"{number:.{digits}g}"
+    number = float(f"{number:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    text = f"{number:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -191,14 +191,14 @@ def _texts(row: Sequence[Any], name: str) -> list[str]:
 
 
 def parse_amount(text: str) -> Fraction:
-    """Return an amount as the file has it: a decimal of at least 0, in the form that ``printed`` gives it."""
+    """Return an amount as the file has it: a decimal of at least 0, in the form that ``format_amount`` gives it."""
     if not _DECIMAL.fullmatch(text) or format_amount(amount := Fraction(text)) != text:
         raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
     return amount
 
 
 def storable(amounts: EpsilonDelta) -> EpsilonDelta:
-    """Return the amounts, or refuse those whose text ``verified`` would not read as the same amounts."""
+    """Return the amounts, or refuse those whose text ``parse_amount`` would not read as the same amounts."""
     for amount in amounts:
         try:
             parse_amount(format_amount(amount))

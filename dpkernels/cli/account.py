@@ -23,8 +23,7 @@ from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.options import single, usage_errors
 from dpkernels.cli.perturb.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
-from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number, shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive

@@ -10,8 +10,7 @@ import click
 import dpkernels
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned
-from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number, shortest
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan

@@ -14,8 +14,7 @@ from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
-from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number, shortest
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.search import covers, is_solved

@@ -31,11 +31,10 @@ from dpkernels.cli.perturb.output import digest, sidecar_path
 from dpkernels.cli.perturb.sidecar import read_sidecar, title
 from dpkernels.cli.terminal import private, public
 from dpkernels.cli.text import aligned, display_name, label
-from dpkernels.decimals import shortest
+from dpkernels.decimals import format_number, shortest
 from dpkernels.estimation.channel import Channel, channel_of
 from dpkernels.estimation.counts import Counts, ReportError, codes
 from dpkernels.estimation.estimate import MOST_PANELS, Estimate, estimate, save_plots
-from dpkernels.estimation.intervals import format_number
 from dpkernels.exact.certificate import CertificateError
 
 

@@ -23,8 +23,7 @@ from dpkernels.cli.perturb.output import Output, check_target, digest, own_sidec
 from dpkernels.cli.perturb.sidecar import WrittenFile
 from dpkernels.cli.terminal import private, warnings
 from dpkernels.cli.text import aligned, listed
-from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number, shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.session import (
     Count,

@@ -19,8 +19,7 @@ from dpkernels.cli.errors import text_of
 from dpkernels.cli.options import flag, flags, usage_errors
 from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
-from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number, shortest
 from dpkernels.staging import write_png
 
 _BOUNDED = ("epsilon", "lower", "upper")

@@ -12,7 +12,7 @@ from scipy import linalg
 from scipy.optimize import nnls
 
 from dpkernels import checks
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number
 from dpkernels.estimation.released import bounds_of, rounding_of, table_of
 from dpkernels.exact.noise import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.decimals import shortest
+from dpkernels.decimals import format_number, shortest
 from dpkernels.estimation.categorical.counts import CategoryCounts, mechanism_of_sidecar
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.counts import Counts
@@ -24,7 +24,6 @@ from dpkernels.estimation.intervals import (
     TooFewReportsError,
     bernstein_half,
     clopper_pearson,
-    format_number,
     plain,
     pooled_mean,
     pooled_quantile,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.decimals import format_number
 from dpkernels.exact.bounded_certificate import PROMISED_DEVIATION
 from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
@@ -50,21 +51,6 @@ class TooFewReportsError(ValueError):
         return type(self), (self.reason, self.needed)
 
 
-def format_number(value: Real, digits: int = 5) -> str:
-    """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
-    array = np.asarray(value)
-    if array.ndim:
-        ends = f", {format_number(array.min())} to {format_number(array.max())}" if array.size else ""
-        return f"array of shape {array.shape}{ends}"
-    number = float(array)
-    if not math.isfinite(number) or number == 0 or not 1e-4 <= abs(number) < 1e15:
-        return f"{number:.{digits}g}"
-    number = float(f"{number:.{digits - 1}e}")
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
-    text = f"{number:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
 def plain(array: Real) -> Real:
     """Return an array without axes as a float."""
     return float(array) if np.ndim(array) == 0 else np.asarray(array)
@@ -89,8 +75,8 @@ def bernstein_half(n: int, variance: Real, largest: Real, log_odds: float) -> Re
 def pooled_variance(n: int, sample: Real, noise: Real, least_variance: Real) -> Real:
     """Return the variance of a report for an interval: the sample's, pooled with the known one of the noise.
 
-    ``noise`` is the variance of the noise at the estimated mean, and ``least`` a lower bound on the mean variance of
-    the noise of inputs with this mean. A smaller sample variance is due to chance.
+    ``noise`` is the variance of the noise at the estimated mean, and ``least_variance`` a lower bound on the mean
+    variance of the noise of inputs with this mean. A smaller sample variance is due to chance.
     """
     return np.maximum(((n - 1) * sample + _POOLED * noise) / (n - 1 + _POOLED), least_variance)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number
 from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals, set_labels
 
 Index = Mapping[str, Sequence[Any]]

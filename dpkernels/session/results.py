@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number
 from dpkernels.numerics import Real
 from dpkernels.session import plots
 from dpkernels.session.tables import table_of

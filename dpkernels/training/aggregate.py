@@ -4,7 +4,7 @@ r"""Private gradient aggregation for optax, with Gaussian noise from certified i
 every example, adds them up, adds Gaussian noise and divides by the expected batch size. It differs in three ways.
 
 * The sum is one of integers. Every clipped gradient is rounded to multiples of a unit ``u`` before the sum, so that the
-  sum has no rounding error whatever the order, the number of devices or of micro-batches. ``sums.py`` has the proof.
+  sum has no rounding error whatever the order, the number of devices or of micro-batches. ``clipping`` has the proof.
 * The noise is drawn from a table of integers with a verified certificate, with the words of ChaCha20.
 * An example whose gradient is not finite, or has a norm of 10^30 or more, contributes 0.
 

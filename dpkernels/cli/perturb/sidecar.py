@@ -26,8 +26,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Price
 from dpkernels.cli.perturb.output import own_sidecar
 from dpkernels.cli.text import display_name
-from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import float_at_least, format_number, rational, shortest
 from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError

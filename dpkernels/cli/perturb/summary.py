@@ -26,8 +26,7 @@ from dpkernels.cli.perturb.sidecar import (
 )
 from dpkernels.cli.terminal import warn, warnings
 from dpkernels.cli.text import aligned, listed
-from dpkernels.decimals import rational, shortest
-from dpkernels.estimation.intervals import format_number
+from dpkernels.decimals import format_number, rational, shortest
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.two_point import TwoPoint

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.decimals import format_number
 from dpkernels.estimation.categorical.counts import CategoryCounts, plain_reports
 from dpkernels.estimation.categorical.intervals import (
     count_intervals,
@@ -17,7 +18,7 @@ from dpkernels.estimation.categorical.intervals import (
     nearest_in_simplex,
     share_intervals,
 )
-from dpkernels.estimation.intervals import Interval, format_number
+from dpkernels.estimation.intervals import Interval
 from dpkernels.mechanisms.categorical.base import Categorical
 
 # Entries of the matrix of reports and categories from which the likelihood is computed.

@@ -14,10 +14,10 @@ from scipy import optimize, stats
 
 import dpkernels as dpk
 from dpkernels.cli import main
+from dpkernels.decimals import format_number
 from dpkernels.estimation.channel import TableChannel, channel_of
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.estimate import save_plots
-from dpkernels.estimation.intervals import format_number
 from dpkernels.estimation.likelihood import ProfileLikelihood, evaluate_fit, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
 from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals
