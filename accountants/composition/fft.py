@@ -299,7 +299,7 @@ def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
         terms.append(_OnGrid(tilted_loss, shares, spectrum, offset))
     first = xp.floor((points.low - start) / step)
     # Sums are lumped if all of their parts are.
-    spectra = [math.prod(rows) for rows in zip(*(tilted_loss.powers() for tilted_loss in terms), strict=False)]
+    spectra = [math.prod(rows) for rows in zip(*(on_grid.powers() for on_grid in terms), strict=False)]
     g, *lumped = (xp.roll(xp.fft.irfft(row, SIZE), -first.astype(int)) for row in spectra)
     smooth, weights = (g - lumped[0] if lumped else g), _weights(c, step)
     start = start + first * step

@@ -74,6 +74,8 @@ class Cost:
         refusal: why the last infeasible member is none.
         nearest: the best point that meets all constraints.
         least_missed: the least that a member missed of the constraints, relative to them; see ``Constraint.missed``.
+        solved: the budget that the family solved for the last feasible member; the next search for one starts there.
+        last_point, last_slopes: the point of the last call of the program, and the derivatives there.
     """
 
     family: Family
@@ -86,13 +88,14 @@ class Cost:
     nearest: SearchResult = NOTHING
     least_missed: float = math.inf
     solved: float = 0.0
-    known: tuple[Any, Any] = field(default=(None, None), repr=False)
+    last_point: Any = field(default=None, repr=False)
+    last_slopes: Any = field(default=None, repr=False)
 
     def __call__(self, z: np.ndarray) -> float:
         self.evaluations += 1
         if self.program:
             value, solved, slopes = self.program(self.family, self.objective, z, self.solved)
-            self.known = z, np.asarray(slopes)
+            self.last_point, self.last_slopes = z, np.asarray(slopes)
             value, solved, missed = float(value), float(solved), 0.0
         else:
             with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
@@ -128,9 +131,9 @@ class Cost:
         Differences are to both sides, or to one next to where no member is feasible.
         """
         if self.program and z.size > 1:
-            if self.known[0] is not z:
+            if self.last_point is not z:
                 self(z)
-            return self.known[1]
+            return self.last_slopes
         step = _DIFFERENCE * self.family.patience[1]
         slopes = np.empty(z.size)
         for axis, move in enumerate(step * np.eye(z.size)):

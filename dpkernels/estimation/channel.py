@@ -73,7 +73,7 @@ class Channel(abc.ABC):
         self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
         self._is_merged = len(self.written) < len(exact)
         values = np.bincount(self._places, stand_for) / np.bincount(self._places) - shift - self.middle
-        right, self.bias_bound = self._made_right(values, 1)
+        right, self.bias_bound = self._bias_corrected(values, 1)
         self.values = right + self.middle
 
     @abc.abstractmethod
@@ -142,7 +142,7 @@ class Channel(abc.ABC):
         """Return the largest variance of a report's weight in ``squares``, given any one input."""
         return self.worst(self.squares[0])[0]
 
-    def _made_right(self, weights: np.ndarray, power: int) -> Squares:
+    def _bias_corrected(self, weights: np.ndarray, power: int) -> Squares:
         """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:
             return weights, 0.0
@@ -214,7 +214,7 @@ class TableChannel(Channel):
         # A part without information contributes 0, and the others are scaled up.
         scaled = [squares[0] / informative if squares else np.zeros(table.codes) for _, table, squares in by_table]
         means = np.bincount(self._places, np.concatenate(scaled)) / np.bincount(self._places)
-        g, bias_bound = self._made_right(means, 2)
+        g, bias_bound = self._bias_corrected(means, 2)
         return g, bias_bound + max(squares[1] for _, _, squares in by_table if squares)
 
 
@@ -292,7 +292,7 @@ class NoiseChannel(Channel):
     def squares(self) -> Squares:
         """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
         rounding = float(self.table.bin_width) ** 2 * (1 - self._points_per_bin**-2) / 6
-        return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
+        return self._bias_corrected((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
 
     def _noise(self, n: np.ndarray) -> np.ndarray:
         """Return G(n) = P(code < n)."""

@@ -29,7 +29,7 @@ from dpkernels.estimation.intervals import (
     pooled_quantile,
     pooled_variance,
 )
-from dpkernels.estimation.likelihood import Dictionary, Ends, Fit
+from dpkernels.estimation.likelihood import Ends, Fit, MixtureModel
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
 from dpkernels.estimation.pictures import draw_intervals, share_scale
 from dpkernels.exact.categories import CategorySampler
@@ -467,7 +467,7 @@ class Estimate:
         return self._models.fit(model, self._grouped)
 
     @cached_property
-    def _possible(self) -> Dictionary:
+    def _possible(self) -> MixtureModel:
         weights = self._weights if self._assume == "smooth" else None
         return self._models.possible(self._grouped, weights)
 

@@ -238,7 +238,7 @@ class ProfileLikelihood:
         return d_theta, d_slack
 
 
-class Dictionary:
+class MixtureModel:
     """Mixtures of splines, whose columns come first, and of atoms, which are point masses at known places.
 
     ``columns`` are (m, d) P(group of reports | component), and ``counts`` (m,) of the groups. ``shapes`` are (bins,
@@ -304,7 +304,7 @@ class Dictionary:
         return self._known[key]
 
 
-class AnyDistribution(Dictionary):
+class AnyDistribution(MixtureModel):
     """All distributions on an interval, without any assumption.
 
     A distribution has the same reports as one on ``Channel.places``. The mass between two places moves to both, so that

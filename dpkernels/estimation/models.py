@@ -25,7 +25,7 @@ from scipy.interpolate import BSpline
 
 from dpkernels.caching import bounded_cache
 from dpkernels.estimation.channel import Channel
-from dpkernels.estimation.likelihood import AnyDistribution, Dictionary, most_likely, smoothed
+from dpkernels.estimation.likelihood import AnyDistribution, MixtureModel, most_likely, smoothed
 
 _DEGREE = 2  # of splines
 # The numbers of splines that are tried, up to d/4 for d bins.
@@ -169,7 +169,7 @@ class ReportModels:
         is_used = weights.atoms > 0
         return InputDistribution(self.edges, weights.cells, self.places[is_used], weights.atoms[is_used], weights.model)
 
-    def possible(self, counts: np.ndarray, weights: Weights | None = None) -> Dictionary:
+    def possible(self, counts: np.ndarray, weights: Weights | None = None) -> MixtureModel:
         """Return the distributions over which intervals extend: without a fitted model, all on the interval or grid.
 
         With one they are smooth, with more splines than it, hence less bias, and point masses only at its places.
@@ -177,12 +177,12 @@ class ReportModels:
         if weights is None:
             if self.grid is None:
                 return AnyDistribution(self.atoms, counts, self.places, self.places)
-            return Dictionary(self.atoms, counts, self.places)
+            return MixtureModel(self.atoms, counts, self.places)
         steps, splines = ladder(self.cells.shape[1]), weights.splines or self.splines(counts).splines or 0
         shapes = basis(self.cells.shape[1], steps[min(steps.index(splines) + _STEPS_UP, len(steps) - 1)])
         is_used = self.named | weights.point_masses
         columns = np.hstack([self.cells @ shapes, self.atoms[:, is_used]])
-        return Dictionary(columns, counts, self.places[is_used], self.edges, shapes)
+        return MixtureModel(columns, counts, self.places[is_used], self.edges, shapes)
 
     def splines(self, counts: np.ndarray) -> Weights:
         """Return the splines whose number maximises the penalised likelihood, with the named atoms."""
