@@ -24,14 +24,15 @@ from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 from dpkernels.proven import proven
 
-_UNIT = float(np.finfo(np.float64).eps)
+_UNIT = float(np.finfo(np.float64).eps)  # The rounding unit of float64, twice the largest relative rounding error.
 _SLACK = 1e-12  # The relative error of a profile; a sum of positive terms adds one unit a term.
 _WIDTH = 9e-5  # The relative width of a bracket that is aimed at.
-_FIRST, _FINEST = 1 / 32, 1 / 4096  # The first and the least step.
-_MOST_PRODUCTS = 1e9  # The products of all convolutions of a bracket, at most.
+_FIRST_STEP = 1 / 32  # The step of the first grid; it is halved until the bracket is narrow enough,
+_MIN_STEP = 1 / 4096  # but no finer grid than this is tried.
+_MAX_PRODUCTS = 1e9  # The products of all convolutions of a bracket, at most.
 _LEFT_OUT = 1e-7  # The share of delta that the tails of losses may have.
 _DEVIATIONS = 12.0  # The deviations of the sum of losses that the grid has.
-_LEAST_DELTA = 1e-300
+_MIN_DELTA = 1e-300  # Grids of smaller deltas are those of this one.
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class AdaptiveProfile:
 
     def bracket(self, quantity: str, at: float) -> tuple[float, float] | None:
         """Return bounds of delta at eps or of eps at delta, on finer and finer grids; None if it takes too long."""
-        step, likely, best = _FIRST, at if quantity == "epsilon" else 1.0, None
-        while step >= _FINEST:
+        step, likely, best = _FIRST_STEP, at if quantity == "epsilon" else 1.0, None
+        while step >= _MIN_STEP:
             bounds = self._bounds(step, at if quantity == "delta" else 0.0, likely)
             if bounds is None:
                 break
@@ -118,7 +119,7 @@ class AdaptiveProfile:
     def _bounds(self, step: float, epsilon: float, likely: float) -> AdaptiveBounds | None:
         """Return bounds on a grid, which are kept, up to a power of 2 above eps, for deltas down to a power of 1e-3."""
         farthest = 2.0 ** np.ceil(np.log2(max(epsilon, 1.0)))
-        key = step, float(farthest), int(np.floor(np.log10(max(likely, _LEAST_DELTA)) / 3))
+        key = step, float(farthest), int(np.floor(np.log10(max(likely, _MIN_DELTA)) / 3))
         if key not in self._known:
             negligible = _LEFT_OUT * 10.0 ** (3 * key[2]) / self.count
             every = [_of_direction(pairs, self.count, step, key[1], negligible) for pairs in self.directions]
@@ -145,14 +146,14 @@ def _of_direction(
     sides = [(_profile(pair, 1), _profile(pair, -1)) for pair in pairs]
     reach = max(_reach(above, negligible) for above, _ in sides)
     K = int(np.ceil(reach / step)) + 1
-    if (2 * K + 1) ** 2 * count * len(pairs) * 2 > _MOST_PRODUCTS:
+    if (2 * K + 1) ** 2 * count * len(pairs) * 2 > _MAX_PRODUCTS:
         return None
     grid = np.arange(-K, K + 1) * step
     masses = [_masses(above(grid), below(grid), pair, step) for (above, below), pair in zip(sides, pairs, strict=True)]
     deviation = max(_deviation(high.mass, grid) for high, _ in masses)
     half = min(count * reach, _DEVIATIONS * np.sqrt(count) * deviation + 2 * reach)
     M = int(np.ceil((half + epsilon) / step)) + K
-    if (2 * M + 1) * (2 * K + 1) * count * len(pairs) * 2 > _MOST_PRODUCTS:
+    if (2 * M + 1) * (2 * K + 1) * count * len(pairs) * 2 > _MAX_PRODUCTS:
         return None
     s = np.arange(-M, M + 1) * step
     start, slack = np.maximum(-np.expm1(s), 0.0), _SLACK + _UNIT * len(grid)
@@ -194,7 +195,7 @@ def _reach(above: Callable[[np.ndarray], np.ndarray], negligible: float) -> floa
     """Return a loss above which the profile is negligible, and minus which that of the mirror is."""
     tried = np.concatenate([np.arange(1, 64) / 8, np.geomspace(8.0, 700.0, 64)])
     profile = above(tried)
-    small = np.flatnonzero(profile <= max(negligible, _LEAST_DELTA) + profile[-1] * (1 + 1e-9))
+    small = np.flatnonzero(profile <= max(negligible, _MIN_DELTA) + profile[-1] * (1 + 1e-9))
     return float(tried[small[0]])
 
 
@@ -205,12 +206,12 @@ def _masses(above: np.ndarray, below: np.ndarray, pair: DominatingPair, step: fl
     losses = _chords(above, step)
     profile = losses.infinite + profile_on_grid(losses.mass[::-1], step)[::-1]
     # Differences have rounding errors: all masses are raised until no value is below the profile, also at t = 0.
-    ratio = max(1.0, float(np.max(above[:-1] / np.maximum(profile[:-1], _LEAST_DELTA))), 1 / losses.total) + _SLACK
+    ratio = max(1.0, float(np.max(above[:-1] / np.maximum(profile[:-1], _MIN_DELTA))), 1 / losses.total) + _SLACK
     high = _Losses(losses.mass * ratio, losses.infinite * ratio)
     p = _chords(below, step).mass
     first, second = p[:-1], p[1:] * np.exp(-step)
     # The most by which a chord may be above the profile, since the chords on either side, continued, are below it.
-    excess = rise * first * second / np.maximum(first + second, _LEAST_DELTA)
+    excess = rise * first * second / np.maximum(first + second, _MIN_DELTA)
     lowered = below * (1 - _SLACK) - np.maximum(np.append(excess, 0.0), np.append(0.0, excess))
     t = np.exp(np.arange(-(len(below) // 2), len(below) // 2 + 1) * step)
     lowered[0] = min(lowered[0], 1 - t[0])

@@ -12,11 +12,13 @@ from dpkernels.numerics import Boolean, Real, RealArray, choose, namespace
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import while_loop
 
-_STEPS = 60
-_CREEPING = 12  # By this step Newton's method has ended, unless it creeps.
-# The error of log delta before the last Newton step, as a power of the rounding unit. The step squares it, but not that
-# of the derivatives, which are taken before it: 1e-9, or 1e-4 in 32 bits.
-FOR_VALUES, FOR_DERIVATIVES = 0.45, 0.575
+_MAX_ITERATIONS = 60  # The most steps of a search for eps, which also ends if its bracket has the width of a rounding.
+# By this step Newton's method has ended, unless it creeps; from then on every other step is a bisection.
+_ITERATIONS_TO_BISECT = 12
+# The error of log delta before the last Newton step, as a power of the rounding unit. The step squares it.
+FOR_VALUES = 0.45
+# The same where derivatives are needed, which are taken before that step: 1e-9, or 1e-4 in 32 bits.
+FOR_DERIVATIVES = 0.575
 
 
 class ComposedProfile(abc.ABC):
@@ -60,7 +62,7 @@ class ComposedProfile(abc.ABC):
         def unfinished(state: PyTree) -> Boolean:
             k, eps, value, slope, low, high, _ = state
             done = is_found(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
-            return (k < _STEPS) & ~done & ((high == np.inf) | (high - low > unit * high))
+            return (k < _MAX_ITERATIONS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
         def advance(state: Any) -> Any:
             k, eps, value, slope, low, high, _ = state
@@ -68,7 +70,7 @@ class ComposedProfile(abc.ABC):
             low, high = choose(k > 0, low, floor - 1), choose(k > 0, high, np.inf)
             new = newton_step(eps, value, slope)
             middle = choose(low < floor, floor, choose(high == np.inf, 2 * low + 1e-3, (low + high) / 2))
-            creeps = (k > _CREEPING) & (k % 2 == 1) & (high < np.inf)
+            creeps = (k > _ITERATIONS_TO_BISECT) & (k % 2 == 1) & (high < np.inf)
             new = choose((new > low) & (new < high) & (slope < 0) & ~creeps, new, middle)
             new = choose(k > 0, new, start)
             value, slope, evaluation = self.evaluate(new)

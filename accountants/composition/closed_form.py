@@ -19,15 +19,15 @@ from dpkernels.solve import NotPrivateError, first_feasible
 # The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
 _OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
 FARTHEST = 0.99 * cap(np.float64)  # The largest eps at which profiles are evaluated.
-_LOST = 2.0**-1060  # More than what a profile loses below the floats.
+_UNDERFLOW = 2.0**-1060  # More than what a profile loses below the floats.
 _LARGE_MU = 10.0  # The mu from which on one Gaussian release may need a larger one.
-# The points and the rounds of a search for the highest line, which narrows by 16 in each round.
-_ZOOM_POINTS, _ZOOMS = 33, 12
+_ZOOM_POINTS = 33  # The points of a round of the search for the highest line: each round narrows it by 16.
+_ZOOMS = 12  # The rounds, which narrow it by 2^48.
 
 
 def more_than_least(delta: Real) -> Any:
     """Return an upper bound of a profile where products and sums may be below the floats."""
-    return np.minimum(np.asarray(delta) + _LOST, 1.0)
+    return np.minimum(np.asarray(delta) + _UNDERFLOW, 1.0)
 
 
 class ClosedForm(abc.ABC):

@@ -45,9 +45,10 @@ from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, withou
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
-# -log of the tilted mass beyond the window; the slopes that Chernoff bounds try, in deviations and as shares of c.
-_BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
-_NOTHING = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
+_NEGLIGIBLE_LOG = 41.0  # -log of the tilted mass beyond the window.
+_SLOPES = np.geomspace(0.125, 16.0, 8)  # The slopes that Chernoff bounds try, over one per standard deviation,
+_TILT_SHARES = np.array([0.3, 0.9])  # and others, as shares of the tilt c.
+_MIN_TRANSFORM = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
 _RESOLVED = 1e-5  # The relative error of eps from which on it is not resolved in floating point.
 _ATOMS = 5  # The atoms beside the heaviest one that decide the step.
 
@@ -68,7 +69,7 @@ class _OnGrid(NamedTuple):
             return [xp.exp(count * row) for row in self.spectrum]
         if xp is np and count == np.floor(count):
             return [integer_power(row, int(count)) for row in self.spectrum]
-        return [xp.where(xp.abs(row) > _NOTHING, xp.exp(count * _log(row)), 0.0) for row in self.spectrum]
+        return [xp.where(xp.abs(row) > _MIN_TRANSFORM, xp.exp(count * _log(row)), 0.0) for row in self.spectrum]
 
 
 class _Evaluation(NamedTuple):
@@ -184,7 +185,7 @@ class ComposedPLD(ComposedProfile):
             terms = xp.real(xp.conj(weights[0]) * power * _log(spectrum)) * like(_FREQUENCIES, self.tilt)
             by_power = terms[:, :-1].sum() + terms[:, -1].sum()
             by_count = on_grid.tilted.log_scale * value + on_grid.offset * (slope - self.tilt * value) + by_power
-            possible = xp.abs(spectrum) > _NOTHING
+            possible = xp.abs(spectrum) > _MIN_TRANSFORM
             without = xp.where(possible, power / xp.where(possible, spectrum, 1.0), 0.0)
             by_mass = xp.conj(without) * weights
             by_mass = xp.fft.irfft(xp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
@@ -208,8 +209,9 @@ class ComposedPLD(ComposedProfile):
 _FREQUENCIES = np.concatenate([[1.0], np.full(SIZE // 2 - 1, 2.0), [1.0]]) / SIZE
 _TERMS = 18  # Terms of the correction: each is about (c + 1) h / (2 pi) times the previous one.
 # Integers, as in ``taylor_shift``: s is 0 where eps is on the grid.
-_ORDERS, _POWERS = np.arange(_TERMS), np.arange(_TERMS + 1)
-_SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
+_ORDERS = np.arange(_TERMS)  # The orders of derivatives at eps.
+_POWERS = np.arange(_TERMS + 1)  # The powers of t in Bernoulli polynomials.
+_SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])  # (-1)^j/j!.
 # Entry (m, j) of a product's coefficients: the coefficient of one factor that belongs to coefficient j of the other.
 _ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
@@ -252,7 +254,7 @@ def _weights(c: RealArray, step: object) -> tuple[RealArray, RealArray]:
 def _log(spectrum: RealArray) -> RealArray:
     """Return the logarithm of a transform, 0 where it has none."""
     xp = namespace(spectrum)
-    return xp.log(xp.where(xp.abs(spectrum) > _NOTHING, spectrum, 1.0))
+    return xp.log(xp.where(xp.abs(spectrum) > _MIN_TRANSFORM, spectrum, 1.0))
 
 
 def _slice(values: Any, start: Any, size: int) -> Any:
@@ -350,14 +352,14 @@ def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> Rea
     xp = namespace(c)
     variance = sum(loss.part.count * loss.variance for loss in tilted)
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
-    slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])
+    slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_TILT_SHARES, c) * c])
     both = xp.stack([-slopes, slopes])
     bounds = most = 0.0
     for loss, coarse_term in zip(tilted, coarse, strict=True):
         term, mean = loss.part, loss.mean
         bounds = bounds + term.count * (coarse_term.log_moment(c + both) - loss.log_scale - both * mean)
         most = most + term.count * xp.stack([term.largest_loss(-1) + mean, term.largest_loss(1) - mean])
-    return xp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
+    return xp.minimum(((bounds + _NEGLIGIBLE_LOG) / slopes).min(-1), most)
 
 
 @pytree

@@ -28,15 +28,17 @@ from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace,
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
-# Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are integrated.
-_PANELS, _DEEPEST = 8, 45.0
+_PANELS = 8  # The panels of [0, 1], of 16 Gauss-Legendre nodes each.
+_MAX_EXPONENT = 45.0  # The exponent up to which integrands are integrated: e^-45 is 3e-20 of the largest value.
 _ONE_NODES, _ONE_WEIGHTS = gauss_legendre(16)
 _NODES = ((np.arange(_PANELS)[:, None] + _ONE_NODES) / _PANELS).ravel()
 _WEIGHTS = np.tile(_ONE_WEIGHTS / _PANELS, _PANELS)
-_LOG_ROOT = math.log(2 * math.pi) / 2
-# Rounding errors in units: of the sums, for each unit of |log delta|, and of eps/mu -/+ mu/2, relative to their sum.
-_SUMS, _LOGS, _PLACES = 128, 8, 16
-_LEAST = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
+_LOG_ROOT = math.log(2 * math.pi) / 2  # log sqrt(2 pi).
+# Bounds on rounding errors of log delta, in roundings of a float.
+_SUM_UNITS = 128  # Those of the sums of an integral.
+_LOG_UNITS = 8  # Those for each unit of |log delta|.
+_PLACE_UNITS = 16  # Those of eps/mu -/+ mu/2, relative to their sum.
+_SMALLEST_FLOAT = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
 
 
 @pytree
@@ -88,14 +90,14 @@ class GaussianProfile(ComposedProfile):
 
 def log_delta_units(log_delta: Any, x: Any, y: Real) -> Real:
     """Return a bound on the error of log delta = log phi(x) + log(M(x) - M(y)), in roundings of a float."""
-    return _SUMS + _LOGS * abs(log_delta) + _PLACES * y * (abs(x) + 2)
+    return _SUM_UNITS + _LOG_UNITS * abs(log_delta) + _PLACE_UNITS * y * (abs(x) + 2)
 
 
 def mills(z: Any, mu: Any = None) -> RealArray:
     """Return M(z) for z >= -1, or M(z) - M(z + mu) for a mu that is small compared with 1 or z."""
     xp = namespace(z, mu)
     # z t + t^2/2 is 45 at the end.
-    end = (2 * _DEEPEST / (z + xp.sqrt(z**2 + 2 * _DEEPEST)))[..., None]
+    end = (2 * _MAX_EXPONENT / (z + xp.sqrt(z**2 + 2 * _MAX_EXPONENT)))[..., None]
     t = end * like(_NODES, z)
     terms = end * like(_WEIGHTS, z) * xp.exp(-t * (z[..., None] + t / 2))
     return (terms if mu is None else terms * -xp.expm1(-mu[..., None] * t)).sum(-1)
@@ -152,9 +154,9 @@ class GaussianReleases(ClosedForm):
             log_delta = float(self.form.evaluate(np.float64(epsilon))[0])
         units = float(log_delta_units(log_delta, x, y))
         if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
-            return 0.0 if side < 0 else _LEAST if x > 1e6 else 1.0
+            return 0.0 if side < 0 else _SMALLEST_FLOAT if x > 1e6 else 1.0
         delta = math.exp(min(log_delta + side * units * UNIT, 0.0))
-        return min(delta + _LEAST, 1.0) if side > 0 else max(delta - _LEAST, 0.0)
+        return min(delta + _SMALLEST_FLOAT, 1.0) if side > 0 else max(delta - _SMALLEST_FLOAT, 0.0)
 
     def estimate(self, delta: float) -> float:
         log_delta, zero = np.float64(math.log(delta)), np.float64(0.0)

@@ -34,11 +34,12 @@ _SHIFT = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(
 _NO_MASS = 1e-40  # Plain numbers: lighter outcomes, of all mass 1, are left out.
 _CROWDED = 0.003  # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
 _NEAR_GRID = 0.1  # The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
-# How many steps are tried for further atoms, and the mass times steps beside the grid that is negligible.
-_CHOICES_OF_STEP, _BESIDE_GRID = 64, 1e-9
-# For several pairs: the size of the grid, the relative difference up to which profiles are equal, and the ratio to its
-# neighbours from which on a mass is an atom.
-_SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
+_STEP_CHOICES = 64  # How many steps are tried for further atoms.
+_NEGLIGIBLE_OFFSET = 1e-9  # The mass times its distance from the grid, in steps, up to which choices are equally good.
+# For the maximum of the profiles of several pairs:
+_SIZE = 1 << 14  # the points of the grid,
+_PROFILE_RTOL = 1e-11  # the relative difference up to which profiles are equal,
+_ATOM_RATIO = 20.0  # and how many times the sum of its two neighbours a mass is if it is an atom.
 
 
 @pytree
@@ -150,11 +151,11 @@ def step_on_atoms(least: Real, distances: RealArray, masses: RealArray, count: R
     least, gap = without_derivative(least), xp.abs(distances[0])
     many = without_derivative(gap) / least
     most = 2 * xp.floor(many / 2)
-    divisors = xp.maximum(most - 2 * like(np.arange(_CHOICES_OF_STEP), most), 2.0)
+    divisors = xp.maximum(most - 2 * like(np.arange(_STEP_CHOICES), most), 2.0)
     places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * divisors
     # Where even the sums of these atoms are not near the grid, other steps are no better.
     beside = (masses[1:, None] * xp.minimum(count * xp.abs(places - xp.round(places)), _NEAR_GRID)).sum(0)
-    beside = xp.where(divisors < 0.8 * most, np.inf, xp.maximum(beside, _BESIDE_GRID))
+    beside = xp.where(divisors < 0.8 * most, np.inf, xp.maximum(beside, _NEGLIGIBLE_OFFSET))
     divisors = xp.where(many >= 2, divisors[beside.argmin()], 1.0)
     return xp.where(many >= 1, gap / divisors, least)
 
@@ -175,10 +176,10 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     first, *further = (profile_on_grid(mass, step) for mass in masses)
     profile = first
     for other_profile in further:
-        profile = xp.where(other_profile > profile * (1 + _SAME), other_profile, profile)
+        profile = xp.where(other_profile > profile * (1 + _PROFILE_RTOL), other_profile, profile)
     p = xp.maximum(masses[0] + masses_of_profile(profile - first, step), 0.0)[::-1]
     grid = offset + step * like(np.arange(_SIZE), step)
-    width = xp.where(p > _ATOM * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
+    width = xp.where(p > _ATOM_RATIO * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
     infinite = xp.stack([xp.where(one.loss == np.inf, one.p, 0.0).sum() for one in several]).max(keepdims=True)
     finite = PrivacyLossDistribution(p, p * xp.exp(-grid), grid, width)
     return join([finite, PrivacyLossDistribution(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])

@@ -26,12 +26,12 @@ from dpkernels.proven import proven
 
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
-# The relative error allowed for the mass of an outcome of one release: of a table, whose masses are given, and of a
-# mechanism, from whose densities they are computed.
-_MASS_OF_TABLE, MASS_ERROR = 16 * UNIT, 1e-12
-_LEAST = 5e-324  # The least positive float.
-_TERMS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
-_DIGITS, _PRECISE = 12, 1e-15  # The digits in which equal losses agree, and the precision of a search.
+_TABLE_MASS_ERROR = 16 * UNIT  # A bound on the relative error of a mass of a table, which is given.
+MASS_ERROR = 1e-12  # The same of an outcome's mass that is computed from a mechanism's densities.
+_SMALLEST_FLOAT = 5e-324  # The least positive float.
+_LOG_UNITS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
+_LOSS_DIGITS = 12  # The decimals in which equal losses agree.
+_RTOL = 1e-15  # The relative tolerance of a search for an eps.
 
 
 class JointOutcomes(NamedTuple):
@@ -189,7 +189,7 @@ class FewOutcomes(ClosedForm):
         count = int(sum(term.count for term in terms))
         # Probabilities of noise on a lattice are computed.
         are_given = are_tables(terms) and all(pair.moved is None for term in terms for pair in term.pairs)
-        return cls(directions, count, _MASS_OF_TABLE if are_given else MASS_ERROR)
+        return cls(directions, count, _TABLE_MASS_ERROR if are_given else MASS_ERROR)
 
     def bound(self, epsilon: float, side: int) -> float:
         return max(self._bound(outcomes, epsilon, side) for outcomes in self.directions)
@@ -197,14 +197,14 @@ class FewOutcomes(ClosedForm):
     def _bound(self, outcomes: JointOutcomes, epsilon: float, side: int) -> float:
         logs = np.stack([outcomes.log_p, outcomes.log_q])
         size = np.where(np.isfinite(logs), np.abs(logs), 0.0)
-        error_p, error_q = UNIT * _TERMS * (self.count + size)
+        error_p, error_q = UNIT * _LOG_UNITS * (self.count + size)
         with np.errstate(invalid="ignore"):
             loss = np.where(np.isneginf(logs[0]), -np.inf, logs[0] - logs[1])
-        rounding = error_p + error_q + UNIT * _TERMS * epsilon
+        rounding = error_p + error_q + UNIT * _LOG_UNITS * epsilon
         gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
         mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
         total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
-        below_floats = 2 * _LEAST * int((gain > 0).sum())  # What products and sums lose below the floats.
+        below_floats = 2 * _SMALLEST_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
         return min(max(total + side * below_floats, 0.0), 1.0)
 
     def estimate(self, delta: float) -> float:
@@ -217,7 +217,7 @@ class FewOutcomes(ClosedForm):
         """
         if len(self.directions) > 1:
             upper = partial(self.bound, side=1)
-            return around(searched_place(upper, alpha, is_flat, largest_loss, _PRECISE))
+            return around(searched_place(upper, alpha, is_flat, largest_loss, _RTOL))
         ((loss, p, q),) = self._sorted
         if not len(loss):  # All losses are infinite.
             return np.zeros(1)
@@ -230,7 +230,7 @@ class FewOutcomes(ClosedForm):
         columns = []
         for log_p, log_q in self.directions:
             is_finite = np.isfinite(log_p) & np.isfinite(log_q)
-            loss, index = np.unique(np.round(log_q[is_finite] - log_p[is_finite], _DIGITS), return_inverse=True)
+            loss, index = np.unique(np.round(log_q[is_finite] - log_p[is_finite], _LOSS_DIGITS), return_inverse=True)
             infinite = np.exp(log_p[np.isneginf(log_q)]).sum()
             p = infinite + np.cumsum(np.bincount(index, np.exp(log_p[is_finite])))
             columns.append((-loss, p, np.cumsum(np.bincount(index, np.exp(log_q[is_finite])))))

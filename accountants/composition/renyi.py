@@ -43,15 +43,18 @@ _GAPS = np.diff(_HALVES)
 # The ends of the first panels of a piece with two ends, and of the others in units of their extent.
 _INNER = np.linspace(0.0, 1.0, 5)
 _OUTER = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
-_SPLIT, _ROUNDS = 32, 160  # The panels that are halved in one round, and the most rounds.
-_TERMS, _SMALL = 18, 0.5  # The terms of the series of g, and the size of a l up to which it is used.
-_KNOWN = 1e-3  # The difference of the integrals of a panel and its halves, relatively, up to which they are estimates.
-_UNITS, _UNITS_OF_SUM = 4, 64  # Errors in units in the last place: of exponents, and of sums.
+_SPLIT_PANELS = 32  # The panels that are halved in one round.
+_MAX_ROUNDS = 160  # The most rounds.
+_SERIES_TERMS = 18  # The terms of the series of g,
+_SERIES_MAX = 0.5  # and the size of a l up to which it is used.
+_ESTIMATE_RTOL = 1e-3  # Relative difference of integrals of a panel and of its halves up to which they are estimates.
+_EXPONENT_UNITS = 4  # A bound on errors of exponents, in units in the last place.
+_SUM_UNITS = 64  # A bound on rounding errors of sums, in units in the last place.
 _NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
 _PATIENCE = 12  # Rounds after what is not known may be noise: it seldom is.
 _NARROW = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
-_OVERFLOWS = 600.0  # An exponent whose exponential does not overflow.
-_MOST = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
+_MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow.
+_MAX_PANELS = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
 
 def renyi_divergence(guarantee: Any, order: Real) -> Real:
@@ -123,7 +126,7 @@ def _log_moment(term: RepeatedReleases, number: int, mirror: bool, c: Any) -> tu
     value = xp.where(log_sum > 0, high + xp.log1p(xp.exp(-high)), xp.log1p(xp.exp(low)))
     finite = xp.isfinite(log_sum)
     error = xp.where(finite, (xp.exp(logs - xp.where(finite, value, 0.0)) * errors).sum(), 0.0)
-    rounding = _UNITS_OF_SUM * float(np.finfo(value.dtype).eps)
+    rounding = _SUM_UNITS * float(np.finfo(value.dtype).eps)
     return value * (1 + rounding) + without_derivative(error), xp.stack(resolved).all()
 
 
@@ -167,7 +170,7 @@ def _terms(log_q: Any, loss: Any, log_p: Real, c: Any) -> _Terms:
     is_infinite, endless = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
     present = (log_q > -np.inf) & (loss < np.inf)
     finite, log_q = xp.where(present & ~endless, loss, 0.0), xp.where(present, log_q, 0.0)
-    small, positive = xp.abs(a * finite) <= _SMALL, finite > 0
+    small, positive = xp.abs(a * finite) <= _SERIES_MAX, finite > 0
     near, high, low = (
         xp.where(small, finite, 0.0),
         xp.where(small, 1.0, xp.abs(finite)),
@@ -179,7 +182,7 @@ def _terms(log_q: Any, loss: Any, log_p: Real, c: Any) -> _Terms:
     factor = xp.where(small, _series(near, c), xp.where(positive, rising, falling))
     factor = xp.where(endless, c, factor)
     exponent = xp.where(small | ~positive, 0.0, a * finite)
-    unit = _UNITS * float(np.finfo(factor.dtype).eps)
+    unit = _EXPONENT_UNITS * float(np.finfo(factor.dtype).eps)
     error = unit * without_derivative(1 + xp.abs(log_q) + xp.abs(exponent))
     steepness = a + 2 / xp.where(finite == 0, 1.0, xp.abs(finite))
     noise = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(finite)))
@@ -191,7 +194,7 @@ def _series(loss: RealArray, c: Real) -> RealArray:
     """Return g at small losses: the sum over k from 2 of (a^k - a) l^k/k! = (1 - a^(1 - k)) (a l)^k/k!."""
     xp = namespace(loss, c)
     x, log_a, value = (1 + c) * loss, xp.log1p(c), 0.0
-    for k in range(_TERMS, 1, -1):
+    for k in range(_SERIES_TERMS, 1, -1):
         value = (value - xp.expm1((1 - k) * log_a)) * x / k
     return value * x
 
@@ -261,13 +264,13 @@ class _Panels(NamedTuple):
         """Return the relative difference of the integrals by the panels and by their halves."""
         value = self.log_value
         apart = np.where(value == self.whole, 0.0, self.whole - value)
-        return np.abs(np.expm1(np.where(apart < _OVERFLOWS, apart, _OVERFLOWS)))
+        return np.abs(np.expm1(np.where(apart < _MAX_EXPONENT, apart, _MAX_EXPONENT)))
 
     def log_unknown(self, noise: np.ndarray) -> np.ndarray:
         """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
         difference = self.difference
         errors = self.log_value + log_or_never(np.where(difference > noise, difference, 0.0))
-        return np.where(difference <= _KNOWN, errors, np.maximum(errors, self.bound))
+        return np.where(difference <= _ESTIMATE_RTOL, errors, np.maximum(errors, self.bound))
 
     def are_negligible(self, log_value: float) -> bool:
         """Return whether an integral is negligible next to that over all panels."""
@@ -301,12 +304,12 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
         return _Integral(*rows, -np.inf, 0.0, True, False)
     panels = _evaluate(pieces, places, c, *rows)
     patience = _PATIENCE
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         unknown = panels.log_unknown(panels.error)
         patience -= panels.are_negligible(_log_sum(panels.log_unknown(panels.noise)))
         if panels.are_negligible(_log_sum(unknown)) or not patience:
             break
-        many = min(_SPLIT, len(unknown))
+        many = min(_SPLIT_PANELS, len(unknown))
         halved = np.zeros(len(unknown), bool)
         halved[np.argpartition(-unknown, many - 1)[:many]] = True
         halved &= unknown > -np.inf
@@ -342,17 +345,17 @@ def _search_on_host(term: RepeatedReleases, number: int, mirror: bool, index: in
             at, on_host = as_float64(jax.tree.unflatten(structure, map(_unpacked, leaves)))
             integral = _search(_losses(on_host, number, mirror).pieces[index], at[()])
         many = len(integral.piece)
-        piece, *ends = (np.pad(column[:_MOST], (0, max(0, _MOST - many))) for column in integral[:3])
-        is_resolved = integral.is_resolved and (many <= _MOST or integral.diverges)
+        piece, *ends = (np.pad(column[:_MAX_PANELS], (0, max(0, _MAX_PANELS - many))) for column in integral[:3])
+        is_resolved = integral.is_resolved and (many <= _MAX_PANELS or integral.diverges)
         floats = np.concatenate([*ends, [integral.log_value, integral.error]])
         bits = floats.astype(c.dtype).view(np.uint32).reshape(len(floats), *words)
         return piece.astype(np.int32), bits, np.array([is_resolved, integral.diverges])
 
     words = (2,) if c.dtype == jnp.float64 else ()
-    kinds = ((_MOST,), np.int32), ((2 * _MOST + 2, *words), np.uint32), ((2,), bool)
+    kinds = ((_MAX_PANELS,), np.int32), ((2 * _MAX_PANELS + 2, *words), np.uint32), ((2,), bool)
     shapes = tuple(jax.ShapeDtypeStruct(*kind) for kind in kinds)
     piece, bits, flags = jax.pure_callback(search, shapes, *map(_packed, leaves), vmap_method="sequential")
-    ends, (log_value, error) = jnp.split(jax.lax.bitcast_convert_type(bits, c.dtype), [2 * _MOST])
+    ends, (log_value, error) = jnp.split(jax.lax.bitcast_convert_type(bits, c.dtype), [2 * _MAX_PANELS])
     start, end = jnp.split(ends, 2)
     return _Integral(piece, start, end, log_value, error, flags[0], flags[1])
 

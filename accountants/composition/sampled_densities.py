@@ -27,20 +27,19 @@ from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join
 from dpkernels.numerics import Real, RealArray, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
-# All in steps: the distance from the ends at which sampling starts; the width of the
-# transition; the distance at which it is complete, 8 of these widths; and the distance of the atom of large losses
-# below the largest sampled loss.
-_FROM_END, _TRANSITION, _COMPLETE, _ATOM_BELOW = 30.0, 2.0, 16.0, 40.0
+_SAMPLES_INSET = 30.0  # The distance from the ends of a piece at which sampling starts, in steps.
+_TRANSITION = 2.0  # The width of the transition from nodes to samples, in steps.
+_TRANSITION_REACH = 16.0  # The distance, in steps, at which the transition is complete: 8 of its widths.
+_ATOM_BELOW = 40.0  # The distance of the atom of large losses below the largest sampled loss, in steps.
 _CAP_MARGIN = _ATOM_BELOW + 20.0
 # Panels of quadrature on the four intervals beside the samples: from an end to the transition, and in the transition.
 _PANELS = (48, 16, 16, 48)
 # The ends of these intervals in a piece that is too short to be sampled, as shares of it.
 _QUARTERS = np.array([0.25, 0.5, 0.5, 0.75])
-# Coefficients of the central difference of order 8, and the number of points on either side that it needs.
-_DIFFERENCE, _BESIDE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840, 4
-# The log of the tilted mass, relative to the largest one, below which outcomes are not sampled; and the most samples
-# of a piece.
-_NEGLIGIBLE, _MOST_SAMPLES = -50.0, 1 << 13
+_DIFFERENCE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840  # Central difference of order 8 for step 1.
+_BESIDE = 4  # The points on either side that it needs.
+_NEGLIGIBLE_LOG = -50.0  # The log of tilted mass, relative to the largest one, below which outcomes are not sampled.
+_MAX_SAMPLES = 1 << 13  # The most samples of a piece.
 
 
 @pytree
@@ -96,7 +95,7 @@ def sample_on_grid(
     xp = namespace(c)
     grid, (log_p, loss) = without_derivative((grid, nodes.finite))
     size = log_p + c * loss
-    matters = size > size.max() + _NEGLIGIBLE
+    matters = size > size.max() + _NEGLIGIBLE_LOG
     ends = xp.where(matters, loss, np.inf).min(), xp.where(matters, loss, -np.inf).max()
     atoms = PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)
     samples = (outcomes for pieces in smooth.pieces for outcomes in _sample_pieces(pieces, *grid, ends))
@@ -116,15 +115,15 @@ def _sample_pieces(
     left, right = (end[numbers][:, None] for end in (pieces.left, pieces.right))
     inset = 1e-14 * (right - left)
     ends = without_derivative(pieces.loss(xp.concatenate([left + inset, right - inset], 1), row))
-    bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _COMPLETE * step
-    low = bottom + _FROM_END * step
-    high = xp.minimum(top - _FROM_END * step, cap - (_ATOM_BELOW - _COMPLETE) * step)
+    bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _TRANSITION_REACH * step
+    low = bottom + _SAMPLES_INSET * step
+    high = xp.minimum(top - _SAMPLES_INSET * step, cap - (_ATOM_BELOW - _TRANSITION_REACH) * step)
     first = xp.ceil((xp.maximum((low - reach).min(), needed[0]) - offset) / step)
     count = xp.floor((xp.minimum(high + reach, needed[1]) - offset) / step) - first + 1
-    is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MOST_SAMPLES)
+    is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MAX_SAMPLES)
 
     # Levels beyond a piece, whose share is 0, are moved inside.
-    many = _MOST_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
+    many = _MAX_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
     level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
     inner = xp.where(is_long, _BESIDE * step, 0.0)
     at = inverse(xp.clip(level, bottom + inner, top - inner), row)

@@ -39,9 +39,10 @@ NEIGHBOURS = {
 # Those of all pairs for batch schemes.
 ALL_NEIGHBOURS = NEIGHBOURS | {"zero_out": "datasets of which one has the value 0 in place of one record"}
 ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; any two inputs of a mechanism without one"
-_TILT_FOUND = 1e-3  # The last Newton step of log c; values next to the largest loss of few releases need it.
+_TILT_TOLERANCE = 1e-3  # The last Newton step of log c; values next to the largest loss of few releases need it.
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
-_LEAST, GREATEST_TILT = 1e-4, 1e5  # The default range of tilts.
+_MIN_TILT = 1e-4  # The least tilt of a search.
+GREATEST_TILT = 1e5  # The largest tilt of a search, by default.
 
 
 class ConvergenceError(ValueError):
@@ -328,8 +329,8 @@ def saddle_point_of_delta(
 def _tilt_at_root(rising: Any, like: Real, start: Real, greatest: float) -> RealArray:
     """Return the tilt where a function of log c is 0; an end of the range of tilts if it is nowhere."""
     xp = namespace(like, start)
-    low, high = xp.full_like(like, np.log(_LEAST)), xp.full_like(like, np.log(greatest))
-    return xp.exp(rising_root(rising, xp.clip(xp.log(start) + 0 * low, low, high), low, high, _TILT_FOUND))
+    low, high = xp.full_like(like, np.log(_MIN_TILT)), xp.full_like(like, np.log(greatest))
+    return xp.exp(rising_root(rising, xp.clip(xp.log(start) + 0 * low, low, high), low, high, _TILT_TOLERANCE))
 
 
 def approximate(losses: LossTuple, c: Real) -> tuple[Any, Any, Any]:

@@ -39,19 +39,21 @@ from dpkernels.numerics import (
 from dpkernels.pytrees import pytree
 from dpkernels.solve import while_loop
 
-# The most counts of the lightest loss that are kept, the block in which they are summed, and the range of counts in
-# deviations and in counts; e^-33 is beyond.
-ROWS, _BLOCK = 2048, 64
-_DEVIATIONS, _FURTHER = 8.2, 16.0
-# Pairs with more outcomes are not searched for equal losses; relative difference up to which losses are equal.
-MOST_OUTCOMES, _SAME = 16, 1e-12
-# The value up to which phi is integrated, and the Newton steps to the point where it has that value.
-_DEEP, _STEPS = 35.0, 3
-_FAR = 0.85  # The share of the largest exponent without overflow that is used.
+ROWS = 2048  # The most counts of the lightest loss that are kept.
+_BLOCK = 64  # How many of these counts are summed at once.
+# The counts that are kept reach so many deviations and so many counts from the mean; e^-33 is beyond.
+_DEVIATIONS = 8.2
+_FURTHER_COUNTS = 16.0
+MOST_OUTCOMES = 16  # Pairs with more outcomes are not searched for equal losses.
+_LOSS_RTOL = 1e-12  # The difference, relative to 1 + |l|, up to which losses are equal.
+_MAX_EXPONENT = 35.0  # The value of the exponent phi up to which e^-phi is integrated.
+_NEWTON_STEPS = 3  # The Newton steps to the point where phi has that value.
+_OVERFLOW_SHARE = 0.85  # The share of the largest exponent without overflow that is used.
 _S, _WEIGHTS = gauss_legendre(30)
-_NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
+_NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS  # Nodes that are denser at 0.
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
-_STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
+_STIRLING_FROM = 16.0
+_HALF_LOG = math.log(2 * math.pi) / 2  # log(2 pi)/2 of that series.
 
 
 @pytree
@@ -100,7 +102,7 @@ def three_point_loss(term: RepeatedLoss, tilt: Real) -> tuple[ThreePointLoss, An
     xp = namespace(log_p, tilt)
     p, real = xp.exp(log_p), ~xp.isneginf(log_p)
     still = without_derivative(loss)
-    near = _SAME * (1 + xp.abs(still))
+    near = _LOSS_RTOL * (1 + xp.abs(still))
     first = real & (still >= xp.where(real, still, -np.inf).max() - near)
     second = real & ~first & (still <= xp.where(real, still, np.inf).min() + near)
     rest = real & ~first & ~second
@@ -117,7 +119,7 @@ def three_point_loss(term: RepeatedLoss, tilt: Real) -> tuple[ThreePointLoss, An
 def _rows(releases: ThreePointLoss, count: RealArray) -> tuple[Real, Real]:
     xp = namespace(releases.mass, count)
     mean = count * releases.tilted().min()
-    reach = _DEVIATIONS * xp.sqrt(mean) + _FURTHER
+    reach = _DEVIATIONS * xp.sqrt(mean) + _FURTHER_COUNTS
     return xp.maximum(xp.ceil(mean - reach), 0.0), xp.minimum(count, mean + reach)
 
 
@@ -156,7 +158,7 @@ def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: 
     is_inside, all_of_it = (edge >= 1) & (edge <= m), edge < 1
     E = xp.clip(edge, 1.0, xp.maximum(m, 1.0))
     # Compute both under p and under q, whose masses are those of p times e^-l.
-    far = _FAR * xp.log(xp.finfo(loss.dtype).max)
+    far = _OVERFLOW_SHARE * xp.log(xp.finfo(loss.dtype).max)
     two = mass[1:] * xp.exp(np.array([[0], [1]]) * xp.minimum(loss[1] - loss[1:], far))
     t, rest = (two / two.sum(-1, keepdims=True)).T[..., None]
     turned = m * t >= E
@@ -182,12 +184,12 @@ def _integrals(k: RealArray, m: RealArray, t: RealArray) -> RealArray:
     tiny = xp.finfo(k.dtype).tiny
     odds, rest = t / xp.maximum(1 - t, tiny), xp.maximum(m - k, 0.0)
     rise, bend = xp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)
-    end = 2 * _DEEP / (rise + xp.sqrt(rise**2 + 2 * _DEEP * bend))
-    for _ in range(_STEPS):
+    end = 2 * _MAX_EXPONENT / (rise + xp.sqrt(rise**2 + 2 * _MAX_EXPONENT * bend))
+    for _ in range(_NEWTON_STEPS):
         share = -xp.expm1(-end)
         size = 1 + odds * share
         slope = k - rest * odds * (1 - share) / size
-        end = end - (k * end - rest * xp.log(size) - _DEEP) / xp.maximum(slope, tiny)
+        end = end - (k * end - rest * xp.log(size) - _MAX_EXPONENT) / xp.maximum(slope, tiny)
     v = end[..., None] * like(_NODES, end)
     value = xp.exp(rest[..., None] * xp.log1p(-odds[..., None] * xp.expm1(-v)) - k[..., None] * v)
     return k * end * (value * like(_WEIGHTS, end)).sum(-1)

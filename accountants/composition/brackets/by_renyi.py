@@ -24,12 +24,14 @@ from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from dpkernels.proven import proven
 
-_ORDERS = np.geomspace(1e-3, 1e5, 17)  # The first orders, less 1.
-_SMALLEST, _LARGEST = 1e-12, 1e12  # The orders, less 1, beyond which none is tried.
-_HALVINGS = 4  # How often the distance of orders is halved around the best one.
+_ORDERS = np.geomspace(1e-3, 1e5, 17)  # The orders, less 1, that are tried first.
+_MIN_ORDER = 1e-12  # The search does not go on below this order, less 1,
+_MAX_ORDER = 1e12  # or above this one.
+_HALVINGS = 4  # How often the ratio of neighbouring orders is replaced by its root around the best order.
 _ROUNDING = 1e-12  # More than the relative rounding errors of the terms of a bound.
-_WIDE, _LEAST = 0.05, 1e-290  # The relative width from which on, and the least delta at which, orders are tried.
-_OVERFLOWS = 700.0
+_WIDE_BRACKET = 0.05  # The relative width of the grid's bracket above which orders are tried as well.
+_MIN_DELTA = 1e-290  # Upper bounds of delta up to this are kept: they are close to the least floats.
+_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 
 
 @proven("sums#closed-forms")
@@ -52,7 +54,7 @@ def delta_of_orders(guarantee: Any, epsilon: float) -> float:
         return sum(terms) + _ROUNDING * sum(map(abs, terms))
 
     least = _least(guarantee, log_delta)
-    return min(math.exp(max(least, -_OVERFLOWS)) * (1 + _ROUNDING), 1.0) if least < 0 else 1.0
+    return min(math.exp(max(least, -_MAX_EXPONENT)) * (1 + _ROUNDING), 1.0) if least < 0 else 1.0
 
 
 def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
@@ -71,7 +73,7 @@ def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
     if not math.isfinite(least):
         return least
     for step in (1 / ratio, ratio):  # Beyond the first orders.
-        while _SMALLEST < center < _LARGEST and (further := at(center * step)) < least:
+        while _MIN_ORDER < center < _MAX_ORDER and (further := at(center * step)) < least:
             least, center = further, center * step
     for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
@@ -89,7 +91,7 @@ class GridOrRenyi:
         low, high = 0.0, 1.0
         with suppress(NoGridError):
             low, high = self.grid.delta(epsilon)
-        if high - low > _WIDE * high and high > _LEAST:
+        if high - low > _WIDE_BRACKET * high and high > _MIN_DELTA:
             high = max(min(high, delta_of_orders(self.grid.guarantee, epsilon)), low)
         return low, high
 
@@ -99,7 +101,7 @@ class GridOrRenyi:
             low, high = self.grid.epsilon(delta)
         except NoGridError as error:
             refusal = error
-        if (math.isinf(high) or high - low > _WIDE * high) and self.grid.guarantee.infinity_mass < delta:
+        if (math.isinf(high) or high - low > _WIDE_BRACKET * high) and self.grid.guarantee.infinity_mass < delta:
             high = max(min(high, epsilon_of_orders(self.grid.guarantee, delta)), low)
         if math.isinf(high) and refusal is not None:
             raise refusal

@@ -20,31 +20,37 @@ from dpkernels.proven import proven
 from dpkernels.solve import shares_with_ends, turning_points
 
 _NODES, _WEIGHTS = gauss_legendre(4)
-# Points at which turning points of the loss are looked for: of one piece, of all pieces together, of one of very many.
-_SAMPLES, _ALL_SAMPLES, _FEWEST_SAMPLES = 257, 1 << 16, 17
-# The same three numbers for panels, in addition to those that the grid makes.
-_PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
-_TURNED = 1e-9  # A loss that turns by this share of 1 and of itself is not monotone.
+_SAMPLES = 257  # The points of a piece at which turning points of its loss are looked for, at most.
+_TOTAL_SAMPLES = 1 << 16  # Those of all pieces together, about; each piece gets an equal share.
+_MIN_SAMPLES = 17  # Those of one of very many pieces.
+_PANELS = 256  # The panels of a piece, in addition to those that the grid makes, at most.
+_TOTAL_PANELS = 1 << 14  # Those of all pieces together, about; each piece gets an equal share.
+_MIN_PANELS = 8  # Those of one of very many pieces.
+_MONOTONE_TOLERANCE = 1e-9  # A loss that turns by this share of 1 and of itself is not monotone.
 _INSET = 1e-12  # A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
-_NEXT = 2.0  # The insets from an end within which a panel is next to it.
+_INSETS_AT_END = 2.0  # A panel is at an end of its piece if it is within so many insets of it.
 _CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
-# Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
-_EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 23
+_ACCURATE_STEEPNESS = 1 / 8  # Width of a panel times steepness at which 4 nodes have a relative error of 2^-53,
+_COARSE_STEEPNESS = 3.0  # and that at which they have one of 10^-4.
+_MAX_PANELS = 1 << 23  # More panels than this are refused.
 _ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
-# The factor on mass beyond the grid, for its error, and how far outside its cell a loss may be due to rounding.
-_MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST, _MOST_INTEGRATED = 1 << 19, 1 << 17  # The most half cells; if their masses are integrals.
+_MASS_MARGIN = 1.001  # The factor on the mass beyond the grid, for the error of its integral.
+_PLACE_TOLERANCE = 1e-7  # How far, in steps, rounding may put a loss outside of its half cell.
+_MAX_HALF_CELLS = 1 << 19  # More half cells than this are refused,
+_MAX_INTEGRATED_EDGES = 1 << 17  # and more edges of half cells if masses are integrals, not differences of tails.
 _RESOLVED = 1e-306  # More than the mass of p beyond the ends of pieces with known tails.
-# The relative error of masses of atoms and of integrals, and of sums of others.
-_MASS, _SUM = 1e-12, 16 * UNIT
+_MASS_ERROR = 1e-12  # A bound on the relative error of the masses of atoms and of integrals.
+_SUM_ERROR = 16 * UNIT  # A bound on the relative rounding error of the sums of other masses.
 _ROUNDED = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which outcomes are evaluated, to choose the offset.
 _PARTS = 32  # The panels between two levels, of all pieces.
 _CROWDED = 0.2  # The mass within a step that decides the offset.
-_HIGHER, _LOWER = 1e-4, 1e-6  # How much higher, or lower, in steps, the offset is than the mean of a group.
-_OVERFLOWS = 700.0  # e^l of larger losses is next to overflow.
-# The relative difference up to which losses are one; the most atoms that are looked at, and that may be on the grid.
-_SAME, _FEW, _OFFSETS = 1e-12, 256, 32
+_OFFSET_ABOVE = 1e-4  # How much higher, in steps, the offset is than the mean of a group with mass in the group above,
+_OFFSET_BELOW = 1e-6  # and how much lower it is otherwise.
+_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
+_SAME_LOSS = 1e-12  # Losses are one loss if they differ by less than this share of the largest one.
+_HEAVIEST_ATOMS = 256  # The heaviest atoms decide the offset.
+_ATOMS_ON_GRID = 32  # One of the heaviest of them is put on the grid.
 _HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
@@ -108,7 +114,7 @@ class MonotonePieces:
 
     def is_at_end(self, panels: Panels) -> np.ndarray:
         """Return whether panels begin or end next to an end of their piece."""
-        inset = _NEXT * _INSET * (self.right - self.left)[panels.piece]
+        inset = _INSETS_AT_END * _INSET * (self.right - self.left)[panels.piece]
         return (panels.start < self.left[panels.piece] + inset) | (panels.end > self.right[panels.piece] - inset)
 
     @property
@@ -138,7 +144,7 @@ class MonotonePieces:
 
     def panels(self) -> Panels:
         count = len(self)
-        many = int(np.clip(_ALL_PANELS // max(count, 1), _FEWEST_PANELS, _PANELS))
+        many = int(np.clip(_TOTAL_PANELS // max(count, 1), _MIN_PANELS, _PANELS))
         shares = np.linspace(0.0, 1.0, many + 1)
         points = self.left[:, None] * (1 - shares) + self.right[:, None] * shares
         return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), many))
@@ -154,9 +160,9 @@ class MonotonePieces:
         except TypeError as error:  # Of noise that states none.
             raise UnknownSteepnessError(unknown) from error
         parts = np.maximum(np.ceil(width * steep / still), 1.0)
-        if not parts.sum() <= _MOST_PANELS:
+        if not parts.sum() <= _MAX_PANELS:
             raise TooManyPointsError(
-                f"densities need {parts.sum():.3g} panels, too many for a grid; at most {_MOST_PANELS} are used"
+                f"densities need {parts.sum():.3g} panels, too many for a grid; at most {_MAX_PANELS} are used"
             )
         many = parts.astype(np.int64)
         if (many == 1).all():
@@ -205,7 +211,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
     left, right = np.asarray(ends.left, np.float64), np.asarray(ends.right, np.float64)
     number = np.flatnonzero(right > left)
     left, right = left[number], right[number]
-    count = int(np.clip(_ALL_SAMPLES // max(len(number), 1), _FEWEST_SAMPLES, _SAMPLES))
+    count = int(np.clip(_TOTAL_SAMPLES // max(len(number), 1), _MIN_SAMPLES, _SAMPLES))
     inset = _INSET * (right - left)
     shares = shares_with_ends(count)
     x = (left + inset)[:, None] * (1 - shares) + (right - inset)[:, None] * shares
@@ -217,7 +223,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
     p, q, error = _masses_of_pieces(MonotonePieces(source, number[constant], left[constant], right[constant]))
     # The mass of a short piece next to a long one is not known as well as that of an atom.
     is_infinite = infinite[constant]
-    is_atom = is_infinite | (error <= _MASS / 2 * p)
+    is_atom = is_infinite | (error <= _MASS_ERROR / 2 * p)
     p, unknown = np.where(is_infinite, np.maximum(p - error, 0.0), p), 2 * float(error[is_infinite].sum())
     atoms = p[is_atom], q[is_atom], level[constant, len(shares) // 2][is_atom]
     constant[constant] = is_atom
@@ -234,7 +240,7 @@ def _check_monotone(level: np.ndarray) -> None:
     """Raise ValueError if losses along the rows turn by more than rounding errors."""
     change = np.diff(level, axis=1)
     size = np.where(np.isfinite(level), np.abs(level), 0.0).max(1, initial=0.0)
-    allowed = (_TURNED * (1 + size))[:, None]
+    allowed = (_MONOTONE_TOLERANCE * (1 + size))[:, None]
     if ((change > allowed).any(1) & (change < -allowed).any(1)).any():
         raise ValueError(
             "mechanism: the loss turns between the points that its noise states, so it has no bracket; a density that "
@@ -247,7 +253,7 @@ def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray, n
         level = np.tile([-np.inf, np.inf], len(pieces))
         masses = pieces.intervals.measure(level, np.repeat(pieces.number, 2))
         return masses.p[::2], masses.q[::2], masses.p_error[::2]
-    panels = pieces.refined(pieces.panels(), _EXACT) if len(pieces) else pieces.panels()
+    panels = pieces.refined(pieces.panels(), _ACCURATE_STEEPNESS) if len(pieces) else pieces.panels()
     p, q = (np.bincount(panels.piece, mass, len(pieces)) for mass in pieces.masses(panels))
     return p, q, 0 * p
 
@@ -270,7 +276,7 @@ class Cells:
     gain_error: Any = 0.0
     outside: Any = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
     lower: tuple[np.ndarray, np.ndarray] | None = None  # p and gains with all errors subtracted; None: computed.
-    mass_error: float = _MASS  # A bound on the relative error of all masses.
+    mass_error: float = _MASS_ERROR  # A bound on the relative error of all masses.
     loss_error: float | None = None  # A bound on the error of losses; None: of so many roundings of the largest one.
     tail: Cells | None = None  # Cells of ``ratio`` steps for the losses outside of the window of the others.
     ratio: int = 1
@@ -297,7 +303,7 @@ class _Edges:
             # In the middle of coarse cells, so that no group of a grid point is cut.
             a, b = (ratio * (np.floor((end - offset) / (step * ratio)) + 0.5) for end in window)
             a, b = np.clip([a, max(b, a + ratio)], first, last)
-        if not 2 * (b - a + (last - first) / ratio) <= _MOST:
+        if not 2 * (b - a + (last - first) / ratio) <= _MAX_HALF_CELLS:
             raise TooManyPointsError(f"losses over {high - low:.6g} are too many for a grid of step {step:.6g}")
         parts = [np.arange(2 * first, 2 * a, ratio), np.arange(2 * a, 2 * b), np.arange(2 * b, 2 * last + 1, ratio)]
         return cls(step, offset, ratio, np.concatenate(parts), (len(parts[0]), len(parts[0]) + len(parts[1])))
@@ -351,7 +357,7 @@ def cells_on_grid(
     low, high = (float(end(ends[0])) if len(ends[0]) else 0.0 for end in (np.min, np.max))
     low, high = max(low, reach[0]), min(max(high, reach[0]), reach[1])
     edges = _Edges.over(low, max(low, high), step, offset, window, ratio)
-    if len(edges.place) > _MOST_INTEGRATED and any(pieces.intervals is None for pieces in whole.pieces):
+    if len(edges.place) > _MAX_INTEGRATED_EDGES and any(pieces.intervals is None for pieces in whole.pieces):
         raise TooManyPointsError(f"losses over {high - low:.6g} are too many to integrate at a step of {step:.6g}")
     atoms, loss_error = _of_atoms(p, loss, edges)
     parts = [atoms]
@@ -367,7 +373,7 @@ def cells_on_grid(
     integrated = len(whole.loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     common = max((pieces.intervals.mass_error for pieces in whole.pieces if pieces.intervals), default=0.0)
-    mass_error = max(_MASS, LOSS_UNITS * UNIT * size) if integrated else _SUM + common
+    mass_error = max(_MASS_ERROR, LOSS_UNITS * UNIT * size) if integrated else _SUM_ERROR + common
     columns = [edges.split(column) for column in (*cast(Any, total[:4]), outside, *lower)]
     infinite = float(whole.p[whole.loss == np.inf].sum())
 
@@ -382,8 +388,8 @@ def cells_on_grid(
     if window is not None:
         tail = cells(1, edges.place[0] // (2 * ratio), infinite=0.0, beyond=0.0)
     return cells(
-        0, edges.place[edges.inner[0]] // 2, infinite=infinite, beyond=total.above * _MARGIN + whole.unseen,
-        below=total.below * _MARGIN, tail=tail, ratio=ratio,
+        0, edges.place[edges.inner[0]] // 2, infinite=infinite, beyond=total.above * _MASS_MARGIN + whole.unseen,
+        below=total.below * _MASS_MARGIN, tail=tail, ratio=ratio,
     )  # fmt: skip
 
 
@@ -440,12 +446,12 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     start = np.concatenate([[0.0], edges.start, [0.0]])[half + 1]
     # Where p and q are close the difference of both is known better than either.
     near = np.abs(start) < 0.5
-    growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _OVERFLOWS)))
+    growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _MAX_EXPONENT)))
     gain = np.where(near, difference, p) - growth * q
     gain_error = np.where(near, difference_error, p_error) + np.abs(growth) * q_error
     gain_error += _ROUNDED * UNIT * (1 + np.abs(start)) * p  # Of the start, of this difference, and of groups.
     # Where e^l would overflow, a gain is only known to be at most the mass.
-    beyond = start > _OVERFLOWS
+    beyond = start > _MAX_EXPONENT
     gain, gain_error = np.where(beyond, p, gain), np.where(beyond, p, gain_error)
     outside = np.zeros(count + 2)
     np.maximum.at(outside, half + 1, loss_error)
@@ -484,7 +490,10 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     half = halves(panels)
     inside, left_out = (
         (panels.at(where), still)
-        for where, still in (((half >= 0) & (half < count), _EXACT), ((half < 0) | (half >= count), _ROUGH))
+        for where, still in (
+            ((half >= 0) & (half < count), _ACCURATE_STEEPNESS),
+            ((half < 0) | (half >= count), _COARSE_STEEPNESS),
+        )
     )
     rough = pieces.refined(*left_out)
     outer, beside = halves(rough), pieces.masses(rough)[0]
@@ -495,7 +504,7 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     start, width = edges.start[half], np.diff(level)[half]
     over = pieces.loss(x, piece) - start[:, None]
     within = np.clip(over, 0.0, 2 * width[:, None])
-    is_off = ~(np.abs(over - within) <= _OUTSIDE * edges.step + 2 * outside[half, None]).all(1)
+    is_off = ~(np.abs(over - within) <= _PLACE_TOLERANCE * edges.step + 2 * outside[half, None]).all(1)
     if (is_off & ~pieces.is_at_end(panels)).any():
         raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
     # Next to the end of a piece levels are not looked for. A loss that is steep there may pass some of them: the mass
@@ -567,9 +576,11 @@ def different_atoms(whole: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
     """Return the finite losses of the heaviest atoms, heaviest first, and their masses; equal losses are one."""
     some = np.isfinite(whole.loss) & (whole.p > 0)
     scale = float(np.abs(whole.loss[some]).max(initial=1e-300))
-    _, first, number = np.unique(np.round(whole.loss[some] / (scale * _SAME)), return_index=True, return_inverse=True)
+    _, first, number = np.unique(
+        np.round(whole.loss[some] / (scale * _SAME_LOSS)), return_index=True, return_inverse=True
+    )
     p = np.bincount(number, whole.p[some], len(first))
-    heaviest = np.argsort(-p)[:_FEW]
+    heaviest = np.argsort(-p)[:_HEAVIEST_ATOMS]
     return whole.loss[some][first[heaviest]], p[heaviest]
 
 
@@ -582,9 +593,9 @@ def best_offset(whole: MonotoneLoss, step: float, rough: PrivacyLossDistribution
     """
     if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
         loss, p = different_atoms(whole)
-        place = (loss - loss[:_OFFSETS, None]) / step
+        place = (loss - loss[:_ATOMS_ON_GRID, None]) / step
         above_grid = ((place - np.floor(place + _ON_GRID)) * p).sum(1)
-        above_grid[1:] += _HIGHER  # The heaviest one, if that hardly matters.
+        above_grid[1:] += _OFFSET_ABOVE  # The heaviest one, if that hardly matters.
         return float(loss[above_grid.argmin()]) if len(loss) else 0.0
     lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
     start = max(lowest, -np.inf if rough is None else _crowd(rough, step))
@@ -602,7 +613,7 @@ def best_offset(whole: MonotoneLoss, step: float, rough: PrivacyLossDistribution
         share = beyond[after] / (beyond[after] - beyond[after - 1])
         offset += share * (mean[after - 1] - mean[after])
     # A mean slightly below the grid point is mended by a share of the next group, if there is one.
-    apart = _HIGHER if p[-1] - p[after] > 10 * _HIGHER * p[after] else -_LOWER
+    apart = _OFFSET_ABOVE if p[-1] - p[after] > 10 * _OFFSET_ABOVE * p[after] else -_OFFSET_BELOW
     return float(offset + apart * step)
 
 

@@ -31,9 +31,9 @@ from accountants.dominating_pairs.base import profile
 from accountants.loss_intervals import UNIT
 from accountants.profile import epsilon_of
 
-# The relative and the absolute error allowed for a largest loss, which is the log of a ratio near 1 if it is small.
-_LEVEL, _LOSS = 1e-12, 64 * UNIT
-_REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
+_LOSS_RTOL = 1e-12  # A bound on the relative error of a largest loss, and of a sum of them.
+_LOSS_ATOL = 64 * UNIT  # A bound on its absolute error: a small loss is the log of a ratio near 1.
+_MAX_REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class RigorousBounds:
     def __init__(self, guarantee: Any) -> None:
         check_one_mechanism(guarantee.terms)
         self.guarantee = guarantee
-        self.delta = lru_cache(_REMEMBERED)(self._delta)
-        self.epsilon = lru_cache(_REMEMBERED)(self._epsilon)
-        self.errors = lru_cache(_REMEMBERED)(self._errors)
+        self.delta = lru_cache(_MAX_REMEMBERED)(self._delta)
+        self.epsilon = lru_cache(_MAX_REMEMBERED)(self._epsilon)
+        self.errors = lru_cache(_MAX_REMEMBERED)(self._errors)
 
     @cached_property
     def method(self) -> ClosedForm | GridOrRenyi | ByDirections | FromBothSides:
@@ -133,8 +133,8 @@ class RigorousBounds:
                 losses = [max(float(pair.largest_loss()) for pair in term.one_release()) for term in terms]
         except TypeError:  # A pair whose largest loss is unknown.
             return math.inf
-        losses = [loss * (1 + _LEVEL) + _LOSS for loss in losses]
-        level = sum(float(term.count) * loss for term, loss in zip(terms, losses, strict=True)) * (1 + _LEVEL)
+        losses = [loss * (1 + _LOSS_RTOL) + _LOSS_ATOL for loss in losses]
+        level = sum(float(term.count) * loss for term, loss in zip(terms, losses, strict=True)) * (1 + _LOSS_RTOL)
         return level if level >= 0 else math.inf  # NaN is unknown.
 
     def upper_ends_of_delta(self, epsilon: np.ndarray) -> np.ndarray:

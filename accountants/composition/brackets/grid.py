@@ -104,13 +104,14 @@ _LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, rela
 _MIXED = 4  # About how many losses a mixture has.
 # How much coarser the grid of a direction is that is not the worst one by estimate.
 _COARSER = 4.0
-# The points of all losses, and the ratio to those of a window, from which on the window pays; the mean number of losses
-# outside of it, and of how many points a window is so large that more losses may be outside.
-_LONG, _NARROWER, _RARE, _MOST_IN_WINDOW = 1 << 12, 3, (1.0, 4.0), 1 << 16
-# The roundings of mu of Gaussian noise, besides those of sums, and how many standard deviations its losses reach.
-_OF_MU, _FARTHEST_GAUSSIAN = 8, 40.0
-# Of how many points a grid is so small that stages save no time, and how many standard deviations it reaches.
-_MOST_UNSTAGED, _REACH = 1 << 17, 16.0
+_WINDOW_MIN_POINTS = 1 << 12  # Grids of fewer points have no window: it would not pay.
+_WINDOW_MIN_RATIO = 3  # Nor has a grid whose points are fewer than this times those of its window.
+_RARE = (1.0, 4.0)  # The mean number, in a sum, of losses outside of the window; the second one if the window is large.
+_LARGE_WINDOW = 1 << 16  # The points from which on a window is large.
+_UNITS_OF_MU = 8  # The roundings of mu of Gaussian noise, besides those of sums, in units in the last place.
+_MAX_DEVIATIONS = 40.0  # How many standard deviations the losses of Gaussian noise reach.
+_MIN_STAGED_POINTS = 1 << 17  # On a grid of no more points than this stages save no time.
+_GRID_DEVIATIONS = 16.0  # How many standard deviations of the sum such a grid reaches.
 _CHOICES = 256  # The choices of a step.
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
 
@@ -201,7 +202,7 @@ class GridBracket:
     def _error_of_merged(self, gaussian: RepeatedReleases) -> float:
         """Return a bound on the error of the losses of all Gaussian noise as one release, by that of its mu."""
         mu = abs(float(gaussian.pairs[0].shift / gaussian.pairs[0].noise.sigma))
-        return (_OF_MU + len(self.guarantee.terms)) * UNIT * (_FARTHEST_GAUSSIAN + mu) * mu
+        return (_UNITS_OF_MU + len(self.guarantee.terms)) * UNIT * (_MAX_DEVIATIONS + mu) * mu
 
     @cached_property
     def _directions(self) -> list[_Direction]:
@@ -542,7 +543,7 @@ class _Estimate:
         step = math.sqrt(8 * _FIRST * size / ((1 + c) * count))
         losses = [(self._sorted(term)[0], term.weight) for term in terms]
         reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
-        self.is_staged = _REACH * math.sqrt(variance) + reach > _MOST_UNSTAGED * step
+        self.is_staged = _GRID_DEVIATIONS * math.sqrt(variance) + reach > _MIN_STAGED_POINTS * step
         if not self.is_staged:
             return min(max(step, 1e-14), _WIDEST)
         stages = stages_of(most)
@@ -676,12 +677,12 @@ class _Estimate:
         up, down = np.cumsum(tilted), np.cumsum(tilted[::-1])[::-1]
         low, high = float(loss[0]), float(loss[-1])
         for rare in _RARE:
-            if rare == _RARE[0] or high - low > _MOST_IN_WINDOW * step:
+            if rare == _RARE[0] or high - low > _LARGE_WINDOW * step:
                 allowed = rare / term.count / 2
                 start, stop = int(np.searchsorted(up, allowed)), int((down > allowed).sum())
                 low, high = float(loss[max(start - 1, 0)]), float(loss[min(stop, len(loss) - 1)])
         whole = min(reach[1], float(loss[-1])) - max(reach[0], float(loss[0]))
-        if whole < _LONG * step or high - low > whole / _NARROWER:
+        if whole < _WINDOW_MIN_POINTS * step or high - low > whole / _WINDOW_MIN_RATIO:
             return None
         return low - ratio * step, high + ratio * step
 

@@ -22,8 +22,9 @@ from accountants.loss_intervals import LOSS_UNITS, UNIT
 from dpkernels.proven import proven
 
 RATIO = 5  # The step of the next coarser grid. It is odd, so that no point is half-way between two of that grid.
-_MASS = 1e-12  # The relative error that is allowed for the maximum of several profiles.
-_TAKEN, _GIVEN = 0.4, 0.25  # The most of a group that the group below it may take, and that above it.
+_MASS_ERROR = 1e-12  # A bound on the relative error of the maximum of several profiles.
+_MAX_SHARE_FROM_ABOVE = 0.4  # The share of a group's mass that the group below it may count on.
+_MAX_SHARE_FROM_BELOW = 0.25  # The share of a group's mass that the group above it may take.
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def contracted(
     rise, fall = (step, step) if is_linear else (np.expm1(step), -np.expm1(-step))
     cost = np.maximum(p * rise - gain * grown, 0.0) * growth
     # Where there is nothing below that a group could take, as next to the lowest loss, lower halves move as well.
-    supply = _GIVEN / 2 * rise * growth * np.append(0.0, _sum(p)[:-1])
+    supply = _MAX_SHARE_FROM_BELOW / 2 * rise * growth * np.append(0.0, _sum(p)[:-1])
     spare = gain[:, 0] - np.append(0.0, cost[:-1, 1]) - supply
     up = np.maximum(spare, 0.0) / np.maximum(gain[:, 0], 1e-300)
     (p_low, p_high), (gain_low, gain_high), (_, cost_high) = (
@@ -131,7 +132,7 @@ def contracted(
     )
     # What of the upper halves can move, if shares of the lower halves above may be taken.
     gains_below = (fall * lower + gains / grown) * down
-    allowed = gains + _TAKEN * np.append(gains_below[1:], 0.0)
+    allowed = gains + _MAX_SHARE_FROM_ABOVE * np.append(gains_below[1:], 0.0)
     moves = np.minimum(allowed / np.maximum(costs, 1e-300), 1.0)
     stays = np.append((1 - moves[1:]), 0.0)
     mass = lower + upper * moves * growth + np.append(p_high, 0.0) * stays
@@ -143,7 +144,7 @@ def contracted(
 
     def from_below(net: np.ndarray) -> np.ndarray:
         shares = np.maximum(net, 0.0) / np.maximum(np.append(0.0, at_above[:-1]) * growth, 1e-300)
-        return np.minimum(shares, _GIVEN) * (np.append(0.0, mass[:-1]) > 0)
+        return np.minimum(shares, _MAX_SHARE_FROM_BELOW) * (np.append(0.0, mass[:-1]) > 0)
 
     # A group of which shares are taken needs less.
     left = 1 - np.append(from_below(net)[1:], 0.0) - np.append(0.0, from_above[:-1])
@@ -166,7 +167,7 @@ def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
     delta[0] = infinite
     mass = np.maximum(masses_of_profile(delta, step)[-2::-1], 0.0)
     # A sum of positive terms has an error of at most one unit a term.
-    mass = mass * (1 + _MASS + 8 * UNIT * size) + UNIT * delta[-1] * 8
+    mass = mass * (1 + _MASS_ERROR + 8 * UNIT * size) + UNIT * delta[-1] * 8
     return Masses(mass, first, max(part.offset for part in several), infinite, several[0].count)
 
 

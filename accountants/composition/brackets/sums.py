@@ -28,30 +28,29 @@ from accountants.loss_intervals import UNIT
 from dpkernels.proven import proven
 
 BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
-# The tilted mass, of the whole sum, that may wrap around all grids; the most points of a grid, 16 MiB an array; an
-# exponent close to float64's largest, 709; and one from which on its negative is negligible.
-_NEGLIGIBLE = 1e-11
-_LARGEST = 1 << 21
-_OVERFLOWS, _FAR = 700.0, 60.0
+_NEGLIGIBLE = 1e-11  # The tilted mass, of the whole sum, that may wrap around all grids.
+_MAX_POINTS = 1 << 21  # The most points of a grid: 16 MiB an array.
+_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
+_NEGLIGIBLE_EXPONENT = 60.0  # Weights below e^-x are bounded, not computed.
 _SUMMARY = 256  # The points that represent a distribution in Chernoff bounds.
 _LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of their own for the error of exponents.
-_SECOND_ORDER = 1.01  # Terms of second order in errors, which are small.
-_MOST_PRODUCTS = 1 << 29  # The most products of one sum by positive terms, which take about 0.3 s.
-_FEW = 256  # The points up to which sums are computed point by point.
-_TINIEST = 5e-324  # The least positive float.
-_LEAST = 1e-300  # More than what products lose that are below the floats.
-_MIXING = 2.0**-40  # More than the relative rounding errors of a test that rejects at random between two losses.
-_MOST_RARE = 60  # The most rare losses of a sum.
+_SECOND_ORDER = 1.01  # The factor on an error, for its terms of second order, which are small.
+_MAX_PRODUCTS = 1 << 29  # The most products of one sum by positive terms, which take about 0.3 s.
+_MAX_PLAIN_POINTS = 256  # The points up to which sums are computed point by point.
+_SMALLEST_FLOAT = 5e-324  # The least positive float.
+_UNDERFLOW = 1e-300  # More than what products lose that are below the floats.
+_MIXING_ROUNDING = 2.0**-40  # More than the relative rounding errors of a randomised test between two losses.
+_MAX_RARE = 60  # The most rare losses of a sum.
 
 
 # More reports than this are composed in stages.
-_MOST_COUNT = 60
+_MAX_UNSTAGED_COUNT = 60
 
 
 def stages_of(count: int) -> int:
     """Return the number of stages for so many reports of one kind."""
     stages = 0
-    while count > _MOST_COUNT:
+    while count > _MAX_UNSTAGED_COUNT:
         count, stages = count // BLOCK, stages + 1
     return stages
 
@@ -84,7 +83,9 @@ class ComposedBounds:
     def delta(self, epsilon: float, side: int) -> float:
         """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
         c, epsilon = self.tilt, self.nudged(epsilon, side)
-        start, stop = np.searchsorted(self.loss, [epsilon, epsilon + _FAR / max(c, 1e-300)], side="right")
+        start, stop = np.searchsorted(
+            self.loss, [epsilon, epsilon + _NEGLIGIBLE_EXPONENT / max(c, 1e-300)], side="right"
+        )
         s = self.loss[start:stop] - epsilon
         weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
@@ -93,15 +94,15 @@ class ComposedBounds:
         value += side * (self.error * norm(weight) + self.outside * peak + rounding * value)
         if side > 0 and stop < len(self.loss):  # Weights that are negligible.
             beyond = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
-            value += math.exp(-_FAR) * beyond
+            value += math.exp(-_NEGLIGIBLE_EXPONENT) * beyond
         exponent = self.log_scale - c * epsilon
-        if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
+        if exponent > _MAX_EXPONENT and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
         value = max(value, 0.0)
         with np.errstate(over="ignore"):  # An upper bound may be anything above 1.
-            finite = np.exp(min(exponent, _OVERFLOWS)) * value
+            finite = np.exp(min(exponent, _MAX_EXPONENT)) * value
         if value > 0:  # Both may be below the floats.
-            finite = max(finite + side * 4 * _TINIEST * (1 + value), 0.0)
+            finite = max(finite + side * 4 * _SMALLEST_FLOAT * (1 + value), 0.0)
         if np.isnan(finite):
             raise NoGridError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))
@@ -115,7 +116,7 @@ class ComposedBounds:
         """Return an upper bound of the mass of q, and a lower bound of that of p, of all losses from an index on."""
         c, start = self.tilt, float(self.loss[index])
         exponent = self.log_scale - c * start
-        if max(exponent, exponent - start) > _OVERFLOWS:  # The tilt is for a distant eps.
+        if max(exponent, exponent - start) > _MAX_EXPONENT:  # The tilt is for a distant eps.
             return 1.0, self.infinite
         s, g = self.loss[index:] - start, self.g[index:]
         rounding = self.rounding + 2 * (c + 1) * self.loss_error(start)
@@ -123,7 +124,7 @@ class ComposedBounds:
         for side, weight in ((1, np.exp(-(c + 1) * s)), (-1, np.exp(-c * s))):
             value = (weight * g).sum()
             masses.append(value + side * (self.error * norm(weight) + self.outside + rounding * value))
-        q, p = math.exp(exponent - start) * masses[0] + _TINIEST, math.exp(exponent) * max(masses[1], 0.0)
+        q, p = math.exp(exponent - start) * masses[0] + _SMALLEST_FLOAT, math.exp(exponent) * max(masses[1], 0.0)
         return min(q, 1.0), min(self.infinite + p, 1.0)
 
     @cached_property
@@ -143,7 +144,7 @@ class ComposedBounds:
         """Return about the eps >= 0 of the highest line at alpha, and whether it is of the flat kind."""
         index = self._threshold(alpha, False)
         (q, p), eps = (each[index] for each in self._tails), self._loss_below(index)
-        is_flat = bool(1 - p - math.exp(min(eps, _OVERFLOWS)) * (alpha - q) < alpha)
+        is_flat = bool(1 - p - math.exp(min(eps, _MAX_EXPONENT)) * (alpha - q) < alpha)
         return (self._loss_below(self._threshold(alpha, True)) if is_flat else eps), is_flat
 
     def _loss_below(self, index: int) -> float:
@@ -166,8 +167,8 @@ class ComposedBounds:
             if not is_flat and q < alpha < q_further:
                 tests.append((alpha, p + (p_further - p) * (alpha - q) / (q_further - q)))
         if is_flat:
-            return min(q + max(target - p, 0.0) for q, p in tests) * (1 + _MIXING)
-        return max(p + alpha - q for q, p in tests if q <= alpha) * (1 - _MIXING)
+            return min(q + max(target - p, 0.0) for q, p in tests) * (1 + _MIXING_ROUNDING)
+        return max(p + alpha - q for q, p in tests if q <= alpha) * (1 - _MIXING_ROUNDING)
 
     def epsilon_near(self, delta: float) -> float | None:
         """Return about the eps at which the profile without errors is delta, if it is on the grid."""
@@ -226,7 +227,7 @@ def compose(
                 moved += 32 * UNIT * count * RATIO * step
         # Errors are relative to the tilted mass, which coarser grids change.
         change = -sum(part.count * part.change for part in coming if part.stage > stage)
-        lost *= math.exp(min(max(0.0, change), _OVERFLOWS))
+        lost *= math.exp(min(max(0.0, change), _MAX_EXPONENT))
         tilted, step = coming, step * RATIO
     # The losses of mixtures are moved by less than as many roundings of the largest one.
     moved += sum(32 * UNIT * RATIO * step * (1 + mixture.count) for mixture in mixtures)
@@ -234,8 +235,10 @@ def compose(
     tails = _Tails.of([*tilted, *mixtures])
     left, right = tails.widths(negligible)
     size = fft.next_fast_len(left + right + 1, real=True)
-    if size > _LARGEST:
-        raise TooManyPointsError(f"the loss distribution needs {size} points at this step; at most {_LARGEST} are used")
+    if size > _MAX_POINTS:
+        raise TooManyPointsError(
+            f"the loss distribution needs {size} points at this step; at most {_MAX_POINTS} are used"
+        )
     g, error = _transformed(tilted, size, mixtures)
     lowest = int(np.floor(tails.mean)) - left
     every: list[_Tilted | _Mixture] = [*tilted, *mixtures]
@@ -246,7 +249,7 @@ def compose(
         sum(part.count * part.log_scale for part in every) + tilt * offset,
         infinite,
         error,
-        tails.outside(left - 1, size - left - 2) + math.expm1(min(lost * _SECOND_ORDER, _OVERFLOWS)),
+        tails.outside(left - 1, size - left - 2) + math.expm1(min(lost * _SECOND_ORDER, _MAX_EXPONENT)),
         1e-13 + sum(part.count * part.rounding for part in every) + 4 * UNIT * abs(tilt) * offsets,
         offsets + (abs(lowest) + size) * step,
     )
@@ -383,15 +386,15 @@ def _tilted(
     if not rare or not often:
         return common, None, lost
     often, rare = often / total, rare / total
-    if part.count * rare > _MOST_RARE:
+    if part.count * rare > _MAX_RARE:
         raise NotRareError(f"a sum has {part.count * rare:.3g} losses outside of the window in the mean")
     # The number of rare losses is binomial.
-    number = np.arange(part.count + 1 if part.count < 4 * _MOST_RARE else 4 * _MOST_RARE)
+    number = np.arange(part.count + 1 if part.count < 4 * _MAX_RARE else 4 * _MAX_RARE)
     # Not by differences of large gamma functions.
     log_choices = np.append(0.0, np.cumsum(np.log((part.count - number[:-1]) / (number[:-1] + 1.0))))
     weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
     beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
-    most = min(int((beyond > negligible).sum()), len(number) - 1, _MOST_RARE)
+    most = min(int((beyond > negligible).sum()), len(number) - 1, _MAX_RARE)
     group = math.isqrt(most) + 1
     sizes = [*range(1, min(group, most + 1)), *range(group, most + 1, group)]
     blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []
@@ -427,7 +430,7 @@ def compose_directly(
     with np.errstate(divide="ignore"):
         infinite = float(-np.expm1(sum(part.count * np.log1p(-min(part.infinite, 1.0)) for part in parts)))
     sums = [_Direct(part.mass, part.first, part.count, part.stage) for part in parts]
-    total, work = sum(part.count for part in parts), _Work(_MOST_PRODUCTS)
+    total, work = sum(part.count for part in parts), _Work(_MAX_PRODUCTS)
     lost = moved = 0.0
     for stage in range(stages):
         coming, now = [part for part in sums if part.stage > stage], [part for part in sums if part.stage <= stage]
@@ -447,7 +450,7 @@ def compose_directly(
     offset, offsets = _offset(parts)
     offset += side * moved
     loss = (result.first + np.arange(len(result.g))) * step + offset
-    lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), _OVERFLOWS)) + _LEAST
+    lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), _MAX_EXPONENT)) + _UNDERFLOW
     largest = offsets + (abs(result.first) + len(result.g)) * step
     return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost, 1e-13 + result.rounding, largest)
 
@@ -481,7 +484,7 @@ class _Direct:
         work.left -= len(some) * len(other.g)
         if work.left < 0:
             raise TooManyPointsError(f"sums over {len(some)} and {len(other.g)} points take too long")
-        if len(some) < _FEW:
+        if len(some) < _MAX_PLAIN_POINTS:
             g = np.zeros(len(self.g) + len(other.g) - 1)
             for place in some:
                 g[place : place + len(other.g)] += self.g[place] * other.g
@@ -531,7 +534,7 @@ class _Tails:
         log_mass = math.log(negligible / 4)
         wanted = (float(((side - log_mass) / self.slopes).min()) for side in self.sides)
         left, right = (
-            int(np.ceil(min(max(distance, 1.0), most + 1, 4.0 * _LARGEST))) + 2
+            int(np.ceil(min(max(distance, 1.0), most + 1, 4.0 * _MAX_POINTS))) + 2
             for distance, most in zip(wanted, self.most, strict=True)
         )
         return left, right
@@ -601,8 +604,8 @@ def _blocks(
     left, right = tails.widths(negligible)
     length = fft.next_fast_len(left + right + 1, real=True)
     outside, mean = 2 * tails.outside(left - 1, length - left - 2), tails.mean / most
-    if length > _LARGEST:
-        raise TooManyPointsError(f"sums of {most} need {length} points at this step; at most {_LARGEST} are used")
+    if length > _MAX_POINTS:
+        raise TooManyPointsError(f"sums of {most} need {length} points at this step; at most {_MAX_POINTS} are used")
     spectrum, eta, blocks = _spectrum(part.g, part.first, length), _eta(length), []
     for size in sizes:
         lowest = int(np.floor(size * mean)) - left

@@ -12,10 +12,10 @@ from scipy.special import ndtri
 
 import dpkernels as dpk
 from accountants.composition.brackets.cells import (
-    _EXACT as EXACT,
+    _ACCURATE_STEEPNESS as EXACT,
 )
 from accountants.composition.brackets.cells import (
-    _ROUGH as ROUGH,
+    _COARSE_STEEPNESS as ROUGH,
 )
 from accountants.composition.brackets.cells import (
     MonotoneLoss,
@@ -172,7 +172,7 @@ def test_a_turn_of_the_loss_that_was_not_seen_is_refused(monkeypatch):
     wavy = PrivacyLossDistribution.of_pieces(smooth(lambda x: x + 0.3 * np.sin(20 * x)))
     assert len(split_monotone(wavy).pieces[0]) > 3
     monkeypatch.setattr("accountants.composition.brackets.cells._SAMPLES", 2)
-    monkeypatch.setattr("accountants.composition.brackets.cells._FEWEST_SAMPLES", 2)
+    monkeypatch.setattr("accountants.composition.brackets.cells._MIN_SAMPLES", 2)
     with pytest.raises(ValueError, match="turns"):
         cells_on_grid(split_monotone(wavy), 0.05)
 

@@ -149,7 +149,7 @@ def test_missing_rounding_errors_are_seen(monkeypatch):
         return wrong
 
     assert wrong() == 0
-    for name in ("_SUMS", "_LOGS", "_PLACES"):
+    for name in ("_SUM_UNITS", "_LOG_UNITS", "_PLACE_UNITS"):
         monkeypatch.setattr(gaussian, name, 0)
     assert wrong() > 0
 

@@ -172,12 +172,12 @@ def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     made = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
     low, high = GridBracket(made).epsilon(1e-6)
     with monkeypatch.context() as patch:
-        patch.setattr(grid, "_LONG", 1 << 40)
+        patch.setattr(grid, "_WINDOW_MIN_POINTS", 1 << 40)
         plain_low, plain_high = GridBracket(made).epsilon(1e-6)
     assert max(low, plain_low) <= min(high, plain_high)
     assert max(high - low, plain_high - plain_low) <= 1e-4 * high
     with monkeypatch.context() as patch:
-        patch.setattr(sums, "_MOST_RARE", 3)
+        patch.setattr(sums, "_MAX_RARE", 3)
         few_low, few_high = GridBracket(made).epsilon(1e-6)
     assert few_low <= plain_high
     assert few_high >= plain_low
@@ -286,7 +286,7 @@ def test_mass_that_is_left_out_of_sums_of_positive_terms_is_counted():
 
 
 def test_sums_of_positive_terms_do_not_take_long(monkeypatch):
-    monkeypatch.setattr(sums, "_MOST_PRODUCTS", 1000)
+    monkeypatch.setattr(sums, "_MAX_PRODUCTS", 1000)
     with pytest.raises(TooManyPointsError, match="take too long"):
         sums.compose_directly([above(gaussian_cells(1e-3), 1e-3, 40)], 1e-3, 1e-20, 1)
 
@@ -385,7 +385,7 @@ def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
 
 def test_a_density_is_its_base_outside_of_windows(monkeypatch):
     """A window of a millionth needs a million panels inside, and none beside it."""
-    monkeypatch.setattr(cells, "_MOST_PANELS", 1 << 14)
+    monkeypatch.setattr(cells, "_MAX_PANELS", 1 << 14)
     pair = WindowedPair(Sine(), Quartic(0.2), 1e-6, 1000.0, 0.9, 0.0)
     whole = split_monotone(pair.privacy_loss())
     assert whole.p.sum() == pytest.approx(1, abs=1e-2)
