@@ -22,10 +22,11 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace, plain
 
-# The most different ratios of a noise's sensitivity to its scale that bounds are computed for, and the share by which a
-# ratio is moved to cover the rounding of a sum of at most 2^40 squares, a quotient and a root.
-_LEVELS, _ROUNDING = 8, 2.0**-49
-_CELLS, _FINE_CELLS = 64, 512  # Of close ratios: those of estimates, and those of which the levels are made.
+_LEVELS = 8  # The most different ratios of a noise's sensitivity to its scale that bounds are computed for.
+# The share by which a ratio is moved to cover the rounding of a sum of up to 2^40 squares, a quotient and a root.
+_ROUNDING = 2.0**-49
+_CELLS = 64  # The groups of close ratios of an estimate, of which each has one ratio.
+_FINE_CELLS = 512  # The groups of close ratios of which the levels of bounds are made.
 
 
 class BatchGuarantee(ComposableGuarantee):

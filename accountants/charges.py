@@ -29,9 +29,9 @@ from dpkernels.proven import proven
 MOST_REPORTS = 1 << 40
 # The bound is raised by this share and to this number of digits: other machines, whose sums round differently, and a
 # reader of the printed decimal find it at least as large as their own bound.
-ALLOWANCE, _DIGITS = Fraction(1_000_001, 1_000_000), 7
-# Of a batch, whose composition is computed; of more, the claims are added.
-_MOST_TABLES = 1 << 8
+ALLOWANCE = Fraction(1_000_001, 1_000_000)
+_DIGITS = 7  # Significant digits of the bound that is printed.
+_MAX_TABLES = 1 << 8  # The most tables of a batch whose composition is computed; the claims of more are added.
 _NEAR_GAUSSIAN = 2.0**-40  # The distance of a table of 64 bits is below 2^-46.
 
 
@@ -106,14 +106,14 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
     claims = _claims(certificate, count)
     bounds = [claims.epsilon] if claims.delta <= delta else []
     tables: Any = certificate.tables
-    if 0 < delta < 1 and len(tables) <= _MOST_TABLES and all(map(_is_composable, tables)):
+    if 0 < delta < 1 and len(tables) <= _MAX_TABLES and all(map(_is_composable, tables)):
         numbers = (np.bincount(certificate.table_of) * count).tolist()
         with suppress(ValueError, OverflowError):  # as in repeated_bound
             near_gaussian = _gaussian_bound(tables, numbers, delta)
             bounds.append(_composed_bound(tables, numbers, delta) if near_gaussian is None else near_gaussian)
     if claims.delta == 0 < delta < 1:
         epsilons, numbers = np.unique(certificate.epsilon, return_counts=True)
-        if len(epsilons) <= _MOST_TABLES:
+        if len(epsilons) <= _MAX_TABLES:
             pairs = zip(epsilons.tolist(), (numbers * count).tolist(), strict=True)
             bounds.append(Fraction(composed_epsilon(dict(pairs), _float_at_most(delta))))
     if not bounds:

@@ -10,7 +10,8 @@ import numpy as np
 from accountants.guarantee import Guarantee
 from dpkernels import checks
 
-_POINTS, _SMALLEST = 9, 1e-9  # The default number of points, and the delta at which they end.
+_POINTS = 9  # The number of eps at which two guarantees are compared, by default.
+_MIN_DELTA = 1e-9  # The last of these eps is where the larger delta has this value, or 50 if that is smaller.
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None
         >>> compare(less, more, [0.0, 1.0, 2.0]).verdict
         'first'
     """
-    far = 0.0 if epsilon is not None else min(50.0, max(one.bracket(delta=_SMALLEST)[1] for one in (first, second)))
+    far = 0.0 if epsilon is not None else min(50.0, max(one.bracket(delta=_MIN_DELTA)[1] for one in (first, second)))
     points = np.linspace(0.0, far, _POINTS) if epsilon is None else np.asarray(epsilon, np.float64)
     checks.within("epsilon", points, 0.0, np.inf)
     if points.ndim != 1 or not len(points) or not np.all(np.diff(points) > 0):

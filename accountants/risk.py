@@ -38,16 +38,21 @@ from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, namespace, ndtri, plain, without_derivative
 from dpkernels.proven import proven
 
-# A search for the highest line: the first grid of eps, and the points and number of grids next to its best point.
-_FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))
-_POINTS, _ZOOMS = 9, 5
-# Of the Gaussian: the relative width of mu that is aimed at, the lines, and the points at which delta is compared.
-_WIDTH, _LINES, _COMPARED = 2e-3, 65, 65
-_ROUNDING = 2.0**-40
-# Of losses that are exceeded with probability delta: the shares of delta that are tried, and the least delta.
-_SHARES, _LEAST_DELTA = np.append(np.geomspace(1e-3, 0.7, 13), [0.9, 0.99, 0.999]), 1e-290
-# Of reports: beliefs before a release, and shares of others that are taken for members.
-PRIORS, RATES = (0.01, 0.1, 0.5), (0.001, 0.01, 0.1)
+# A search for the highest line:
+_FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))  # the first grid of eps,
+_ZOOM_POINTS = 9  # the points of each further grid, next to the best point,
+_ZOOMS = 5  # and the number of further grids.
+# The mu of the Gaussian that bounds a guarantee:
+_MU_WIDTH = 2e-3  # the relative width of mu that is aimed at,
+_LINES = 65  # the lines of which the least mu is computed,
+_COMPARED_POINTS = 65  # and the eps at which its delta is compared.
+_ROUNDING = 2.0**-40  # More than the relative rounding errors of odds, beliefs and mu.
+# Losses that are exceeded with probability delta:
+_DELTA_SHARES = np.append(np.geomspace(1e-3, 0.7, 13), [0.9, 0.99, 0.999])  # the shares of delta that are tried,
+_MIN_DELTA = 1e-290  # and the least delta for which that is done.
+# The values of a report:
+PRIORS = (0.01, 0.1, 0.5)  # beliefs before a release,
+RATES = (0.001, 0.01, 0.1)  # and shares of others that are taken for members.
 
 
 class GaussianFit(NamedTuple):
@@ -135,7 +140,7 @@ class Risks(abc.ABC):
         eps, height = xp.broadcast_to(eps, (*at.shape, len(eps))), _line(eps, delta, at[..., None])
         for _ in range(_ZOOMS):
             low, _, high = _around_best(eps, height)
-            eps = low + (high - low) * np.linspace(0.0, 1.0, _POINTS)
+            eps = low + (high - low) * np.linspace(0.0, 1.0, _ZOOM_POINTS)
             height = _line(eps, still.estimate_delta(xp.abs(eps)), at[..., None])
         # The top of the parabola through the best three points.
         places, heights = (_around_best(each, height) for each in (eps, height))
@@ -178,7 +183,7 @@ class Risks(abc.ABC):
             eps = self._likely_loss(delta)
             return namespace(eps).exp(eps)
         eps = self._pure_epsilon()
-        if delta >= _LEAST_DELTA:
+        if delta >= _MIN_DELTA:
             eps = min(eps, float(self._likely_loss(delta)))
         return float(np.exp(eps)) * (1 + _ROUNDING) if eps < 709 else math.inf
 
@@ -189,7 +194,7 @@ class Risks(abc.ABC):
         Estimates choose the share.
         """
         xp = namespace(without_derivative(delta), *jax.tree.leaves(self.terms if self._is_traced() else ()))
-        targets = xp.asarray(_SHARES) * without_derivative(delta)
+        targets = xp.asarray(_DELTA_SHARES) * without_derivative(delta)
         try:
             eps = jax.tree.map(without_derivative, self).estimate_epsilon(targets)
         except ConvergenceError:
@@ -243,7 +248,7 @@ class Risks(abc.ABC):
         mu = self._gaussian_mu() or _least_mu(self, smallest)
         if math.isinf(mu):  # No test has errors: the inputs are never confused.
             return GaussianFit(mu, 0.0)
-        eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED)
+        eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED_POINTS)
         gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
         return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(np.minimum(eps, 700.0))), initial=0.0)))
 
@@ -408,7 +413,7 @@ def _least_mu(guarantee: Risks, smallest: float) -> float:
     eps = np.linspace(0.0, last, _LINES)
     delta = np.asarray(guarantee.estimate_delta(eps))
     lines = np.arange(_LINES)
-    enough = _mu_above(eps, delta, smallest) * (1 + _WIDTH)
+    enough = _mu_above(eps, delta, smallest) * (1 + _MU_WIDTH)
     for index in range(1, _LINES - 1):
         fewer = lines[lines != index]
         if _mu_above(eps[fewer], delta[fewer], smallest) <= enough:

@@ -51,16 +51,17 @@ _TAIL = 1e-40
 _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 # Masses between levels of the loss are known up to this tail probability.
 _RESOLVED = 1e-307
-# Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
-(_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
+_NODES, _WEIGHTS = gauss_legendre(16)
+_SMOOTH = 10.0  # How much a log density may change over an interval on which these nodes are exact.
 _SHORT = 1.0  # The same where a mass is not the difference of two tails, which would cancel.
 # Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
-# Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
-_TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
-# Errors in units in the last place: of the numbers that eps is computed from, of the norm of reweighted noise, and of
-# the numbers from which the mass of noise on samples with replaced records is computed.
-_UNITS, _UNITS_REWEIGHTED, _UNITS_REPLACED = 4, 256, 16
+_TRACED_PERIODS = 256  # Periods of a traced staircase, on either side, whose steps a pair keeps.
+_MAX_PERIODS = 1 << 16  # The most periods of other staircases.
+# Bounds on errors, in units in the last place:
+_UNITS = 4  # of the numbers that eps is computed from,
+_UNITS_REWEIGHTED = 256  # of the norm of reweighted noise,
+_UNITS_REPLACED = 16  # and of the numbers from which the mass of noise on samples with replaced records is computed.
 # The roundings of the loss of a replaced record: log densities of up to 700 are subtracted.
 _LOSS_REPLACED = 1024
 # The weights of p and of q in f and in its shift.
@@ -149,7 +150,7 @@ def _periods(noise: Distribution) -> int:
     epsilon, period, *edges = (float(np.max(np.abs(number))) for number in numbers)  # type: ignore[arg-type]
     reach = min(max([0.0, *edges]) / period, 120 / epsilon)
     needed = 4 + 2 * math.ceil(1 / period) + math.ceil(reach)
-    if needed > _MOST_PERIODS:
+    if needed > _MAX_PERIODS:
         raise ValueError(f"sensitivity: is {1 / period:g} periods of the staircase; at most 30000 are accounted")
     return 1 << max(4, needed - 1).bit_length()
 
@@ -977,10 +978,11 @@ NoiseFormulas.of_form["general"] = NoiseFormulas
 
 # Noise that is not even
 
-# For a pair and its mirror: the number of points at which their profiles are compared, the number of crossings that are
-# kept (random merged Laplace noise had at most four), the halvings that find a crossing, and the relative difference up
-# to which profiles are equal.
-_PLACES, _CROSSINGS, _HALVINGS, _SAME = 512, 8, 40, 1e-10
+# For a pair and its mirror:
+_COMPARED_POINTS = 512  # the points at which their profiles are compared,
+_MAX_CROSSINGS = 8  # the crossings that are kept (random merged Laplace noise had at most four),
+_HALVINGS = 40  # the halvings that find a crossing,
+_PROFILE_RTOL = 1e-10  # and the relative difference up to which profiles are equal.
 
 
 def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistribution:
@@ -1019,21 +1021,21 @@ def _crossings(pair: AdditivePair) -> tuple[Any, Any]:
     xp = namespace(*jax.tree.leaves(pair))
     top = xp.abs(pair.privacy_loss().nodes().finite[1]).max()
     # Points are added next to the top, where both profiles may be 0.
-    y = top * like(np.append(np.linspace(0.0, 1.0, _PLACES)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
+    y = top * like(np.append(np.linspace(0.0, 1.0, _COMPARED_POINTS)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
     one, other = (stick(y) for stick in sticks)
-    sign = xp.where(xp.abs(one - other) > _SAME * xp.maximum(one, other), xp.sign(one - other), 0.0)
+    sign = xp.where(xp.abs(one - other) > _PROFILE_RTOL * xp.maximum(one, other), xp.sign(one - other), 0.0)
     # Equal profiles count as below, next to 0 as above; where all are equal, the pair's own counts as larger.
     sign = xp.concatenate([sign[xp.argmax(sign != 0)][None], sign])
     changes: Any = xp.where(sign != 0, np.arange(len(sign)), 0)
     latest: Any = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)
     own = sign[latest][1:] >= 0
     crosses = own[1:] != own[:-1]
-    at = xp.sort(xp.where(crosses, np.arange(_PLACES - 1), _PLACES - 1))[:_CROSSINGS]
-    after = xp.minimum(at + 1, _PLACES - 1)
+    at = xp.sort(xp.where(crosses, np.arange(_COMPARED_POINTS - 1), _COMPARED_POINTS - 1))[:_MAX_CROSSINGS]
+    after = xp.minimum(at + 1, _COMPARED_POINTS - 1)
 
     def before(y: Any) -> Any:
         return (sticks[0](y) >= sticks[1](y)) == own[at]
 
     low, high = bisect(before, y[at], y[after], _HALVINGS)
     crossing = xp.where(after > at, (low + high) / 2, np.inf)
-    return xp.where(crosses.sum() <= _CROSSINGS, crossing, np.nan), xp.concatenate([own[:1], own[after]])
+    return xp.where(crosses.sum() <= _MAX_CROSSINGS, crossing, np.nan), xp.concatenate([own[:1], own[after]])

@@ -159,8 +159,10 @@ def check_masses(pairs: Iterable[DominatingPair], otherwise: str) -> None:
 # Units in the last place of 1 + eps: three times the largest error in a sweep of random distributions
 # (tests/dpkernels/test_sweeps.py).
 UNITS = 8
-# More than what the pairs that round up by themselves add to eps, and to the sum of their pieces; twice, in units.
-_UNITS_BELOW, UNITS_OF_SUMS = 64, 1024
+# More than twice what the pairs that round up by themselves add, in units in the last place. An upper bound of theirs
+# that is moved down by this is a lower bound.
+_UNITS_BELOW = 64  # What they add to eps.
+UNITS_OF_SUMS = 1024  # What they add to the sum of their pieces.
 # What Gaussian integrals add to delta, in units of eps, and 1,024. For a mass p above a position s of noise with mu = a
 # it is 20 units, four of them errors, of 1 + s^2 in p, and of 1 + (s + a)^2 + a (s + a) in e^eps q < 3/4 p, of which a
 # quarter of p remains: in all 140 + 140 s^2 + 240 eps, where s^2 is at most 2 |log delta|. On samples a (s + a/2) is

@@ -22,18 +22,19 @@ LogDensity = Callable[[np.ndarray], Any]
 # Nodes of a panel: with more nodes there are fewer panels, and each smooth piece costs more.
 _SIZE = 16
 _NODES, _WEIGHTS = gauss_legendre(_SIZE)
-# The initial panels of a piece, how often one is halved, the relative error allowed, and the mass that is negligible.
-_FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
-# The change of a log density on a panel up to which it is accurate on the whole panel, and the mass above which that
-# is required.
-_RANGE, _LITTLE = 4.0, 1e-20
+_FIRST_PANELS = 8  # The panels of a piece before any is halved.
+_MAX_HALVINGS = 40  # How often a panel is halved.
+_RTOL = 1e-12  # The relative error of a panel's integral that is allowed,
+_NEGLIGIBLE_MASS = 1e-40  # unless its mass is at most this.
+_MAX_LOG_RANGE = 4.0  # The change of a log density on a panel up to which it is accurate on the whole panel.
+_RESOLVED_MASS = 1e-20  # Panels with more mass than this are halved until their log densities change by no more.
 # With more unresolved panels than this the density is taken as not smooth, which is an error.
-_MOST = 1 << 12
+_MAX_PANELS = 1 << 12
 # Points of a panel at which turning points of the loss are looked for; two between neighbouring points are missed.
 _SAMPLES = 65
 # Relative changes of the loss up to this may be rounding errors.
 _FLAT = 1e-9
-_NORMALISED = 1e-9  # The largest deviation from 1 of the mass of a density.
+_MASS_TOLERANCE = 1e-9  # The largest deviation from 1 of the mass of a density.
 _BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a panel.
 # The outermost nodes are 1/190 of a panel from its ends. Beyond them the loss changes by at most this share.
 _MARGIN = 0.05
@@ -104,25 +105,27 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> list[float]:
         logs_at = _log_densities(piece, logs, panels[:, :1] + width * _NODES)
         finite = np.isfinite(logs_at)
         range_ = np.where(finite, logs_at, -np.inf).max(-1) - np.where(finite, logs_at, np.inf).min(-1)
-        return np.stack([(width * np.exp(each)) @ _WEIGHTS for each in (*logs_at, logs_at.mean(0))]), range_ > _RANGE
+        return np.stack(
+            [(width * np.exp(each)) @ _WEIGHTS for each in (*logs_at, logs_at.mean(0))]
+        ), range_ > _MAX_LOG_RANGE
 
-    ends = np.linspace(0, 1, _FIRST + 1)
+    ends = np.linspace(0, 1, _FIRST_PANELS + 1)
     todo, done = np.stack([ends[:-1], ends[1:]], 1), []
-    for _ in range(_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = todo.mean(1)
         halves = np.stack([todo[:, 0], middle, middle, todo[:, 1]], 1).reshape(-1, 2)
         (by_panels, steep), by_halves = integrals(todo), integrals(halves)[0].reshape(3, -1, 2).sum(2)
-        fine = ((np.abs(by_panels - by_halves) <= _PRECISE * by_halves) | (by_halves <= _TINY)).all(0)
-        fine &= ~(steep & (by_halves[:2] > _LITTLE)).any(0)
+        fine = ((np.abs(by_panels - by_halves) <= _RTOL * by_halves) | (by_halves <= _NEGLIGIBLE_MASS)).all(0)
+        fine &= ~(steep & (by_halves[:2] > _RESOLVED_MASS)).any(0)
         done.append(np.column_stack([todo, by_halves[:2].max(0)])[fine])
         todo = halves.reshape(-1, 2, 2)[~fine].reshape(-1, 2)
         if not len(todo):
             panels = np.concatenate(done)
             panels = panels[np.argsort(panels[:, 0])]
-            heavy = np.flatnonzero(panels[:, 2] > _TINY)
+            heavy = np.flatnonzero(panels[:, 2] > _NEGLIGIBLE_MASS)
             needed = panels[heavy[0] : heavy[-1] + 1] if len(heavy) else panels[:1]
             return [*needed[:, 0], needed[-1, 1]]
-        if len(todo) > _MOST:
+        if len(todo) > _MAX_PANELS:
             break
     names = " and ".join(logs)
     raise ValueError(
@@ -267,7 +270,7 @@ def density_pair(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -
     p, q, loss = (each.ravel() for each in (p, q, log_ratio(*at_nodes)))
     pair = Densities(log_p, log_q, tuple(panels), PrivacyLossDistribution(p, q, loss, 0 * p))
     for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
-        if not abs(mass - 1) <= _NORMALISED:
+        if not abs(mass - 1) <= _MASS_TOLERANCE:
             raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
     return pair
 

@@ -48,7 +48,7 @@ class Atoms(DominatingPair):
         """Return the divergence of masses whose errors are all added (side 1), or subtracted."""
         xp = namespace(self.p, self.q)
         p, q = (floating(xp.asarray(mass)) for mass in (self.p, self.q))
-        error_p, error_q = (_rounding(mass, _OF_TABLES if self.moved is None else _OF_NORMS) for mass in (p, q))
+        error_p, error_q = (_rounding(mass, _TABLE_UNITS if self.moved is None else _NORM_UNITS) for mass in (p, q))
         p, q = p * (1 + side * error_p), q * (1 - side * error_q)
 
         def at(eps: RealArray) -> Real:
@@ -116,7 +116,7 @@ def _rounding(mass: RealArray, units: int) -> RealArray:
     mass = without_derivative(mass)
     xp = namespace(mass)
     size = -xp.log(xp.where(mass > 0, mass, 1.0))
-    return float(xp.finfo(mass.dtype).eps) * (units + _OF_EXPONENTS * size)
+    return float(xp.finfo(mass.dtype).eps) * (units + _LOG_UNITS * size)
 
 
 def _tolerance(dtype: np.dtype) -> float:
@@ -177,15 +177,16 @@ def pure_points(epsilon: Real) -> Atoms:
     return Atoms(p, p[::-1])
 
 
-# The errors of computed probabilities in units in the last place: those of a table, those of noise on a lattice, which
-# have a norm, and those for each unit of their logarithms.
-_OF_TABLES, _OF_NORMS, _OF_EXPONENTS = 8, 16, 4
-# Points at which a profile is evaluated: evenly spaced in eps, beside those at the losses of the table's rows; fewer
-# for large tables.
-_DOTS, _LARGE = 256, 1 << 22
+# Bounds on the errors of computed probabilities, in units in the last place:
+_TABLE_UNITS = 8  # those of a table,
+_NORM_UNITS = 16  # those of noise on a lattice, which have a norm,
+_LOG_UNITS = 4  # and in addition those for each unit of their logarithms.
+# Points at which a profile is evaluated: evenly spaced in eps, beside those at the losses of the table's rows.
+_DOTS = 256
+_LARGE_TABLE = 1 << 22  # A table of so many ratios of rows has a quarter of these points.
 # Losses closer together than this share a point.
-_SAME = 1e-5
-_MOST_ROWS = 3  # The most pairs of rows that bound a table from below.
+_SAME_LOSS = 1e-5
+_MAX_ROW_PAIRS = 3  # The most pairs of rows that bound a table from below.
 # A profile is raised by this, which is more than rounding lowers the sum of masses that add up to 1.
 _ROUNDING = 8 * 2.0**-53
 # Points are left out where the profile is this close to the chord without them, which is never below the profile.
@@ -224,13 +225,15 @@ def of_dots(t: RealArray, f: Real) -> Atoms:
 def _dots(p: np.ndarray, cells: int) -> np.ndarray:
     """Return values of eps from 0 to the largest loss: evenly spaced, and the losses of the rows furthest apart."""
     level = math.log(largest_ratio(p, cells))
-    count = _DOTS if p.size * cells < _LARGE else _DOTS // 4
+    count = _DOTS if p.size * cells < _LARGE_TABLE else _DOTS // 4
     losses = np.abs(np.log(p[cells:] / p[:-cells])).ravel()
     losses = np.unique(np.round(losses[losses < level], 9))
     dots = np.unique(np.concatenate([np.linspace(0, level, count), losses]))
-    apart = np.flatnonzero(np.diff(dots, prepend=-1.0) > max(_SAME, 1e-3 * level if len(losses) > 4 * count else 0.0))
+    apart = np.flatnonzero(
+        np.diff(dots, prepend=-1.0) > max(_SAME_LOSS, 1e-3 * level if len(losses) > 4 * count else 0.0)
+    )
     dots = dots[apart]
-    return np.append(dots[dots < level - _SAME], level)
+    return np.append(dots[dots < level - _SAME_LOSS], level)
 
 
 def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
@@ -249,14 +252,14 @@ def _worst_rows(p: np.ndarray, cells: int, t: np.ndarray) -> tuple[Atoms, ...]:
         number = int(np.argmax([gap.max() for gap in gaps]))
         first = int(gaps[number].argmax())
         worst[first, first + 1 + number // 2] += 1
-    return tuple(_grouped(p[i], p[j]) for (i, j), _ in worst.most_common(_MOST_ROWS))
+    return tuple(_grouped(p[i], p[j]) for (i, j), _ in worst.most_common(_MAX_ROW_PAIRS))
 
 
 def _grouped(p: np.ndarray, q: np.ndarray) -> Atoms:
     """Return two rows with reports of nearly equal losses as one, which is processing."""
     loss = np.log(p / q)
     order = np.argsort(loss)
-    starts = np.flatnonzero(np.diff(loss[order], prepend=-np.inf) > _SAME)
+    starts = np.flatnonzero(np.diff(loss[order], prepend=-np.inf) > _SAME_LOSS)
     return Atoms(np.add.reduceat(p[order], starts), np.add.reduceat(q[order], starts))
 
 

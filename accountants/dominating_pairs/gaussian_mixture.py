@@ -27,12 +27,14 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
 _STANDARD = Gaussian(1.0)
-# How far beyond all means densities are integrated, the mass that is farther away, and how far roots are looked for.
-_REACH, _UNSEEN, _FARTHEST = 18.0, 2e-72, 1e3
-_BISECTIONS = 64
-# Bounds on relative errors, in units: of a factor 1 + its log, of a loss 1 + its parts, and of one Gaussian's
-# divergence, which is rounded upwards, 1 + the squares of its positions.
-_UNITS_OF_FACTOR, _UNITS_OF_LOSS, _UNITS_OF_GAIN = 32, 8, 224
+_REACH = 18.0  # How far beyond all means densities are integrated, in standard deviations.
+_UNSEEN = 2e-72  # The mass that is farther away: 2 Phi(-18).
+_MAX_POSITION = 1e3  # How far from 0 and from the means roots are looked for, in standard deviations.
+_BISECTIONS = 64  # Halvings of the interval in which a root is.
+# Bounds on relative errors, in units in the last place:
+_UNITS_OF_FACTOR = 32  # of a factor, times 1 + its log;
+_UNITS_OF_LOSS = 8  # of a loss, times 1 + its parts;
+_UNITS_OF_GAIN = 224  # of one Gaussian's divergence, which is rounded upwards, times 1 + the squares of its positions.
 
 
 @partial(pytree, static=("is_mirrored",))
@@ -86,7 +88,7 @@ class GaussianMixture(DominatingPair):
         def at(eps: RealArray) -> Real:
             xp = namespace(eps, self.centres)
             unit, level = xp.finfo(eps.dtype).eps, without_derivative(sign * eps)
-            low, high = xp.full_like(level, -_FARTHEST), xp.full_like(level, _FARTHEST + still.centres.max())
+            low, high = xp.full_like(level, -_MAX_POSITION), xp.full_like(level, _MAX_POSITION + still.centres.max())
 
             def first(level: Real) -> Any:
                 return bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)[0]

@@ -28,8 +28,9 @@ from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
-# The difference from their mirrors that symmetric pairs may have: for plain numbers, and in the precision of a trace.
-SYMMETRIC, _TRACED = 1e-9, 1e-4
+# The difference from its mirror up to which a pair counts as symmetric.
+SYMMETRIC = 1e-9  # Of plain numbers.
+_TRACED_SYMMETRIC = 1e-4  # In the precision of a trace, which may be float32.
 
 
 def check_replaceable(pairs: tuple[Any, ...]) -> None:
@@ -140,7 +141,7 @@ class ReplacedBounded(DominatingPair):
 def _one_if_symmetric(pair: DominatingPair) -> Real:
     """Return 1 for a symmetric pair, and NaN for another one, which only tracing lets through."""
     odd = pair.symmetry_gap()
-    return namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
+    return namespace(odd).where(odd <= _TRACED_SYMMETRIC, 1.0, np.nan)
 
 
 @pytree

@@ -15,7 +15,8 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real
 
-_ORDER, _ROUNDING = 8, 1e-6
+_ORDER = 8  # The order of the derivatives that are checked beside the first: the error of 4 Gauss nodes has the eighth.
+_ROUNDING = 1e-6  # The share by which a computed derivative may exceed its bound.
 
 
 def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> None:

@@ -180,11 +180,11 @@ def side_of(pair: WindowedPair, *, beyond: bool = False) -> Side:
     return Side(pair, apart, margin, left, right, (middle > 0) & (middle < width), middle > apart)
 
 
-# The cells of a piece in which turning points of the loss are looked for, and the most turning points that are kept.
-_CELLS, _TURNS = 64, 3
+_CELLS = 64  # The cells of a piece in which turning points of the loss are looked for.
+_MAX_TURNS = 3  # The most turning points that are kept.
 _BISECTIONS = 60  # Halvings for a turning point or a cut, to full float64 precision.
-# The relative distance from a knot at which one side of it is evaluated; shorter pieces than the second need no turns.
-_INSET, _LEAST = 1e-12, 1e-13
+_INSET = 1e-12  # The distance from a knot at which one side of it is evaluated, as a share of the piece.
+_MIN_LENGTH = 1e-13  # Shorter pieces need no turning points.
 # Units in the last place by which the derivatives of two equal densities may differ.
 _UNITS = 16
 _NODES, _WEIGHTS = gauss_legendre(8)
@@ -234,7 +234,7 @@ def _rate(side: Side, e: Any) -> RealArray:
 def _monotone_runs(side: Side) -> _Runs:
     # In the cells of a table the loss turns at most once.
     tabulated = side.pair.window.is_table or side.pair.base.is_table
-    cells, most = (1, 1) if tabulated else (_CELLS, _TURNS)
+    cells, most = (1, 1) if tabulated else (_CELLS, _MAX_TURNS)
     xp = namespace(side.left)
     if xp is np:
         left, right, rows = _cut_at_turns(side, cells)
@@ -275,7 +275,7 @@ def _turns(pieces: Side, cells: int, most: int) -> Real:
 
     low, high = bisect(lambda x: (_rate(pieces, x) > 0) == rising[:-1], grid[:-1], grid[1:], _BISECTIONS)
     turns = jnp.sort(jnp.where(changes, (low + high) / 2, jnp.inf), 0)[:most]
-    fits = (changes.sum(0) <= most) | (pieces.right - pieces.left <= _LEAST)
+    fits = (changes.sum(0) <= most) | (pieces.right - pieces.left <= _MIN_LENGTH)
     return jnp.where(fits, jnp.where(jnp.isfinite(turns), turns, pieces.right), jnp.nan)
 
 
