@@ -69,16 +69,23 @@ def clipped_sums(
 
     Raises:
         ValueError: the mask is missing, or a shape is wrong, or so many examples may overflow 32-bit integers, or
-            gradients in ``shard_map`` are sums of those of several devices.
+            gradients in ``shard_map`` are the same on several devices: JAX may have added up those of their examples.
         TypeError: gradients are not floats.
     """
+    _check_own(jax.tree.leaves(gradients))
+    return sums_of_rows(gradients, mask, noise, norms)
+
+
+def sums_of_rows(
+    gradients: optax.Updates, mask: Array | bool | None, noise: PrivateNoise, norms: Array | None = None
+) -> ClippedSums:
+    """Return ``clipped_sums`` of gradients of which every row is known to be that of one example."""
     leaves, tree = jax.tree.flatten(gradients)
     count = _count(leaves, noise)
     counted, own_norms = _mask(mask, count), None if norms is None else jnp.asarray(norms)
     if own_norms is not None and (own_norms.shape != (count,) or not jnp.issubdtype(own_norms.dtype, jnp.floating)):
         raise ValueError(f"norms: are {form(own_norms)}; they must be floats of shape [{count}], one an example")
     check_overflow(count, noise)
-    _check_own(leaves, counted)
     add = explicitly_sharded(partial(_added, noise), leaves, 1)
     types = tuple(str(leaf.dtype) for leaf in leaves)
     return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, own_norms)), count, types, noise)
@@ -101,20 +108,21 @@ def check_overflow(
         raise ValueError(f"{name}: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
 
 
-def _check_own(leaves: list[Array], counted: Array) -> None:
-    """Refuse gradients that are the same along an axis of ``shard_map`` along which the examples differ.
+def _check_own(leaves: list[Array]) -> None:
+    """Refuse gradients that are the same along an axis of ``shard_map``.
 
     JAX adds up the gradients of parameters that are the same on several devices. A row would then be the sum of several
-    examples, whatever their masks.
+    examples, whatever their masks. Examples that are the same on these devices cannot be told apart from this.
     """
     axes = device_axes()
-    varying = [set(varying_axes(array, axes) or ()) if axes else set[str]() for array in (*leaves, counted)]
-    if missing := sorted(varying[0].union(*varying[1:]) - varying[0].intersection(*varying[1:-1])):
-        raise ValueError(
-            f"updates: are the same along {missing[0]!r}, where examples differ, because JAX has added up the "
-            "gradients of several devices before they are clipped; differentiate at parameters that are "
-            f"jax.lax.pcast(params, {missing[0]!r}, to='varying')"
-        )
+    for leaf in leaves if axes else ():
+        varying = varying_axes(jnp.asarray(leaf), axes)
+        if varying is not None and (missing := [name for name in axes if name not in varying]):
+            raise ValueError(
+                f"updates: are the same along {missing[0]!r}; JAX may have added up the gradients of several devices "
+                "before they are clipped. Split the examples over all axes, and differentiate at parameters that are "
+                f"jax.lax.pcast(params, {missing[0]!r}, to='varying')"
+            )
 
 
 def explicitly_sharded(function: Any, leaves: list[Any], first: int = 0) -> Any:

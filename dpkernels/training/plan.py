@@ -35,9 +35,10 @@ from dpkernels.decimals import shortest
 from dpkernels.proven import proven
 from dpkernels.random.chacha import varying_like
 from dpkernels.random.keys import check_release_key, column_key
+from dpkernels.release.traced import device_axes, varying_axes
 from dpkernels.training.aggregate import private_aggregate
 from dpkernels.training.batches import PoissonBatch, poisson_batch, poisson_capacity, poisson_overflow
-from dpkernels.training.clipping import ClippedSums, check_overflow, clipped_sums
+from dpkernels.training.clipping import ClippedSums, check_overflow, sums_of_rows
 from dpkernels.training.correlated import CorrelatedRun, ToeplitzStrategy, correlated_run
 from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.run import TrainingRun, noise_multiplier_for
@@ -291,7 +292,8 @@ class TrainingPlan:
 
         Raises:
             TypeError: the batch is not a ``PrivateBatch``.
-            ValueError: the parameters are not as many as the plan's, or a number is out of range.
+            ValueError: the parameters are not as many as the plan's, or a number is out of range, or the loss differs
+                between devices of ``shard_map`` on which the batch is the same.
         """
         if not isinstance(batch, PrivateBatch):
             raise TypeError(f"batch: is a {type(batch).__name__}; it must be one of plan.batches, with its mask")
@@ -301,13 +303,15 @@ class TrainingPlan:
         together = count if micro_batch_size is None else micro_batch_size
         checks.integer_in("micro_batch_size", together, 1, 1 << 31)
         together = min(together, count)
-        gradient, noise = jax.vmap(jax.grad(loss), (None, 0)), self.noise
+        gradient, noise = jax.vmap(jax.value_and_grad(loss), (None, 0)), self.noise
         # In shard_map JAX would add up the gradients of parameters that are the same on all devices, before they are
         # clipped.
         params = jax.tree.map(lambda leaf: varying_like(jnp.asarray(leaf), *jax.tree.leaves(batch)), params)
 
         def clipped(batch: PrivateBatch) -> ClippedSums:
-            return clipped_sums(gradient(params, batch.examples), batch.mask, noise)
+            losses, gradients = gradient(params, batch.examples)
+            _check_own_losses(losses, jax.tree.leaves(params))
+            return sums_of_rows(gradients, batch.mask, noise)
 
         if together == count:
             return clipped(batch)
@@ -454,6 +458,20 @@ def _run_of(state: dict[str, Any]) -> TrainingRun | CorrelatedRun:
     strategy = ToeplitzStrategy(tuple(state["strategy"]["bands"]))
     fields: dict[str, Any] = state | {"strategy": strategy, "run": TrainingRun(**state["run"])}
     return CorrelatedRun(**fields)
+
+
+def _check_own_losses(losses: Array, params: list[Array]) -> None:
+    """Refuse losses that differ along an axis of ``shard_map`` along which the parameters are the same.
+
+    JAX would add up the gradients of several devices before they are clipped.
+    """
+    axes = device_axes()
+    for leaf in params if axes else ():
+        if missing := sorted(set(varying_axes(losses, axes) or ()) - set(varying_axes(leaf, axes) or ())):
+            raise ValueError(
+                f"loss: differs along {missing[0]!r}, where the batch is the same, so that JAX adds up the gradients "
+                "of several examples before they are clipped; split the batch, and let the loss read it alone"
+            )
 
 
 def _size(params: optax.Params) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import math
 import os
 import pickle
@@ -912,22 +913,23 @@ def test_init_is_not_compiled():
 def test_gradients_that_jax_added_up_over_devices_are_refused():
     """Those of parameters that are the same on all devices, for examples that are not: a row is then several examples.
 
-    A mesh without devices is enough to trace the program.
+    Whatever the mask, which need not differ between devices. A mesh without devices is enough to trace the program.
     """
     noise = PrivateNoise.certified(1.0, 5.0, 3)
-    rows, mask, mesh = jnp.eye(4, 3), jnp.ones(4, bool), jax.sharding.AbstractMesh((2,), ("i",))
+    rows, mesh = jnp.eye(4, 3), jax.sharding.AbstractMesh((2,), ("i",))
 
     def sums(params, rows, mask, own):
         params = jax.lax.pcast(params, "i", to="varying") if own else params
         gradients = jax.vmap(jax.grad(lambda w, row: w @ row), (None, 0))(params, rows)
-        return jax.lax.psum(clipped_sums(gradients, mask, noise).sums, "i")
+        return jax.lax.psum(clipped_sums(gradients, True if mask.size == 1 else mask, noise).sums, "i")
 
-    for own in (True, False):
+    masks = (jnp.ones(4, bool), P("i")), (jnp.ones(2, bool), P()), (jnp.ones((), bool), P())
+    for own, (mask, spec) in itertools.product((True, False), masks):
         mapped = jax.shard_map(
-            lambda *given, own=own: sums(*given, own), mesh=mesh, in_specs=(P(), P("i"), P("i")), out_specs=P()
+            lambda *given, own=own: sums(*given, own), mesh=mesh, in_specs=(P(), P("i"), spec), out_specs=P()
         )
         if own:
             assert jax.eval_shape(mapped, jnp.zeros(3), rows, mask).shape == (3,)
             continue
-        with pytest.raises(ValueError, match="updates: are the same along 'i', where examples differ"):
+        with pytest.raises(ValueError, match="updates: are the same along 'i'; JAX may have added up"):
             jax.eval_shape(mapped, jnp.zeros(3), rows, mask)

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import pytest
 from dp_accounting import NeighboringRelation, pld
+from jax.sharding import PartitionSpec as P
 from scipy.stats import norm
 
 import dpkernels as dpk
@@ -149,6 +150,28 @@ def test_micro_batches_on_several_devices_have_the_same_sums():
         [sys.executable, "-c", DEVICES], capture_output=True, text=True, env=os.environ | environment, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_loss_that_reads_the_data_of_its_device_is_refused(size):
+    """By indices that are the same on all devices, JAX adds up the gradients of rows of several devices."""
+    plan, mesh = planned(), jax.sharding.AbstractMesh((2,), ("i",))
+    batch = PrivateBatch(jnp.arange(4), jnp.ones(4, bool))
+
+    def sums(params, rows, batch, of_index):
+        at = plan.gradients(lambda p, i: loss(p, of_index(rows, i)), params, batch, micro_batch_size=size)
+        return at.sums
+
+    def traced(of_index, spec):
+        mapped = jax.shard_map(
+            lambda *given: sums(*given, of_index), mesh=mesh, in_specs=(P(), P("i"), spec), out_specs=spec
+        )
+        return jax.eval_shape(mapped, PARAMS, jnp.asarray(X[:8]), batch)
+
+    with pytest.raises(ValueError, match="loss: differs along 'i', where the batch is the same"):
+        traced(lambda rows, i: rows[i], P())
+    traced(lambda rows, i: rows[i], P("i"))
+    traced(lambda _, i: jnp.asarray(X)[i], P())  # Examples that are the same on all devices.
 
 
 def test_one_example_moves_the_sums_by_the_sensitivity_at_most():
