@@ -22,11 +22,15 @@ from dpkernels.numerics import ndtri, special_functions
 from dpkernels.solve import NotPrivateError
 
 DELTAS = (1e-290, 0.5)  # Beyond them delta has lost digits, or hardly changes with mu.
-_LOG_ROOT, _ROOT_HALF = math.log(2 * math.pi) / 2, math.sqrt(math.pi / 2)
-# Rounding errors in units: of a Mills' ratio, of D over a sigma that is rounded, and of the eps of a profile.
-_MILLS, _RATIO, _EPSILON = 16, 8, 16
+_LOG_ROOT = math.log(2 * math.pi) / 2  # log sqrt(2 pi).
+_ROOT_HALF = math.sqrt(math.pi / 2)  # Mills' ratio at 0.
+# Bounds on rounding errors, in units in the last place:
+_MILLS_UNITS = 16  # of a Mills' ratio,
+_RATIO_UNITS = 8  # of D over a sigma that is rounded,
+_EPSILON_UNITS = 16  # and of the eps of a profile.
 _CLOSE = 2.0**-8  # Mills' ratios that differ by less than this share of them are subtracted under the integral.
-_STEPS, _LONGEST = 100, 1.0
+_MAX_ITERATIONS = 100  # The most Newton steps of log mu.
+_MAX_STEP = 1.0  # The longest of them.
 _TOGETHER = 500  # Ratios that are verified together, so that the nodes of their integrals stay in the cache.
 
 
@@ -56,7 +60,7 @@ def _roots(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     quantile = -ndtri(delta)
     mu = np.maximum(2 * epsilon / (np.sqrt(quantile**2 + 2 * epsilon) + quantile), -2 * ndtri((1 - delta) / 2))
     goal, unfinished = np.log(delta), np.arange(len(mu))
-    for _ in range(_STEPS):
+    for _ in range(_MAX_ITERATIONS):
         log_delta, slope, own, others = _log_delta(epsilon[unfinished], mu[unfinished])
         missing = goal[unfinished] - log_delta - UNIT * (own + others)
         # The place meets the goal, and is as close to it as rounding allows.
@@ -64,7 +68,7 @@ def _roots(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
         unfinished, missing, slope, own = (values[~is_root] for values in (unfinished, missing, slope, own))
         if not len(unfinished):
             return mu
-        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT * own) / slope, -_LONGEST, _LONGEST))
+        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT * own) / slope, -_MAX_STEP, _MAX_STEP))
     raise _not_private(epsilon[unfinished[0]], delta[unfinished[0]])
 
 
@@ -74,7 +78,7 @@ def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
     x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     far, near = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
     gain = near - far
-    own = _MILLS * (near + far) / np.maximum(gain, UNIT * near)
+    own = _MILLS_UNITS * (near + far) / np.maximum(gain, UNIT * near)
     if (close := gain < _CLOSE * near).any():
         gain[close], own[close] = mills(x[close], mu[close]), 0.0
     log_phi = -(x**2) / 2 - _LOG_ROOT
@@ -83,5 +87,5 @@ def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
     own += formula
     # A profile's delta is rounded upwards by units in the last place, which are two roundings.
     profile = UNITS_OF_SUMS + AdditivePair.units_of_log * np.abs(log_delta) + UNITS_OF_EPS * epsilon
-    others = formula + 2 * profile + _EPSILON * epsilon * far / gain + _RATIO * slope
+    others = formula + 2 * profile + _EPSILON_UNITS * epsilon * far / gain + _RATIO_UNITS * slope
     return log_delta, slope, own, others

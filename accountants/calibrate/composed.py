@@ -42,16 +42,18 @@ from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, 
 
 __all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor", "shuffled"]
 
-_NEAR = 1e-3  # The allowed relative difference of the bracket's upper end from the estimate of eps.
-_LEAST_EPSILON = 1e-300  # The least eps that is used.
-_FARTHEST = 40.0  # The ends of the searched parameter t; a budget or a scale changes by e^t.
+# The allowed relative difference of the bracket's upper end from the estimate of eps; also the longest step after it.
+_MAX_EXCESS = 1e-3
+_MIN_EPSILON = 1e-300  # The least eps that is used.
+_MAX_LOG_FACTOR = 40.0  # The ends of the searched parameter t; a budget or a scale changes by e^t.
 _TOLERANCE = 1e-5  # The last Newton step in the logarithm of a budget.
 _SCALE_TOLERANCE = 1e-8  # The last Newton step in the logarithm of a scale.
 # Margins of log eps0 for shuffled reports, whose upper end exceeds the value by 1e-7 to 1e-2 of delta.
 _MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
 # The least step of log eps0 towards a budget that a constructor rejects.
-_FEWEST = 1e-2
-_RTOL, _LEAST_LOG = 1e-12, 700.0
+_MIN_STEP = 1e-2
+_RTOL = 1e-12  # The relative tolerance of the root of a budget.
+_MAX_LOG = 700.0  # Smaller deltas than e^-700 of shuffled reports count as this one, so that their logs are finite.
 
 
 @in_64_bits
@@ -292,7 +294,7 @@ def composed_budget(
 
         return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
     _, mechanism, releases = _by_log_budget(constructor, arguments, float(guess), count, rate, adjacency)
-    if initial_guess is None and (best := releases(_FARTHEST).delta(epsilon)) > delta:
+    if initial_guess is None and (best := releases(_MAX_LOG_FACTOR).delta(epsilon)) > delta:
         raise ValueError(
             f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
             f"have delta {best:.6g} at this epsilon"
@@ -431,7 +433,7 @@ def precise_parameter(
     delta: Real,
     *,
     initial_guess: Real = 0.0,
-    ends: tuple[Real, Real] = (-_FARTHEST, _FARTHEST),
+    ends: tuple[Real, Real] = (-_MAX_LOG_FACTOR, _MAX_LOG_FACTOR),
     tolerance: float = _TOLERANCE,
     clip: bool = False,
 ) -> float:
@@ -463,14 +465,14 @@ def conservative_parameter(
     @cache
     def missing(t: float) -> float:
         """Return the log of the bracket's eps over the target's, which is about the increase of t that is needed."""
-        return math.log(max(RigorousBounds(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / epsilon)
+        return math.log(max(RigorousBounds(releases(t)).upper_epsilon(delta), _MIN_EPSILON) / epsilon)
 
     start = 0.0
-    if not is_known or abs(missing(0.0)) > _NEAR:
+    if not is_known or abs(missing(0.0)) > _MAX_EXCESS:
         start = precise_parameter(lambda t, _: releases(t), (), np.float64(epsilon), np.float64(delta), clip=True)
     try:
         # Steps are short, because a jump of the bracket's eps, as from infinity, is no measure of the error of t.
-        return conservative_root(missing, start, longest=_NEAR)
+        return conservative_root(missing, start, longest=_MAX_EXCESS)
     except NotPrivateError as error:
         raise ConvergenceError(
             f"epsilon, delta: {epsilon:g}, {delta:g}; the bracket stays above it: {error}"
@@ -597,10 +599,10 @@ def _shuffled_excess(
     mechanism = member(xp.exp(t), parameters)
     if by_integral:
         log_delta = xp.maximum(
-            integral_log_delta(worst_inputs(mechanism).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG
+            integral_log_delta(worst_inputs(mechanism).pairs[0].upper, float(n), epsilon)[0], -_MAX_LOG
         )
     else:
-        log_delta = math.log(max(account(mechanism, n).estimate_delta(epsilon), math.exp(-_LEAST_LOG)))
+        log_delta = math.log(max(account(mechanism, n).estimate_delta(epsilon), math.exp(-_MAX_LOG)))
     return log_delta - xp.log(delta)
 
 
@@ -615,6 +617,6 @@ def _root_from_below(excess: Callable[[float], float], low: float, high: float) 
             feasible = infeasible
         except ValueError:
             high, step = infeasible - 1e-6, step / 2
-            if step < _FEWEST:
+            if step < _MIN_STEP:
                 break
     return feasible

@@ -22,10 +22,12 @@ from dpkernels import checks
 from dpkernels.numerics import Real, namespace, ndtri
 from dpkernels.solve import NotPrivateError, conservative_root, root
 
-_LEAST_MU = 1e-12
-_LONGEST, _STEPS = 3.0, 40  # The longest step of a search for a bracket, and the most steps.
-_LEAST_EXCESS = 1e-9  # Of a risk whose mu has the same float as that of the limit.
-_TOLERANCE, _NEAR = 1e-7, 1e-3  # The tolerance of log mu, and the longest step to the conservative side.
+_MIN_MU = 1e-12  # The mu that is looked for is at least this.
+_MAX_STEP = 3.0  # The longest step, in the log of the parameter, of a search for a bracket.
+_MAX_ITERATIONS = 40  # The most steps of it.
+_MIN_EXCESS = 1e-9  # Of a risk whose mu has the same float as that of the limit.
+_TOLERANCE = 1e-7  # The tolerance of the log of the parameter.
+_MAX_CONSERVATIVE_STEP = 1e-3  # The longest step of that log to the conservative side.
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RiskLimit:
             mu = 2 * float(ndtri(np.float64((1 + risk) / 2)))
         else:
             mu = float(ndtri(np.float64(risk)) - ndtri(np.float64(self.false_positive_rate)))
-        return math.log(max(mu, _LEAST_MU))
+        return math.log(max(mu, _MIN_MU))
 
     def bound(self, guarantee: Risks) -> float:
         """Return the rigorous upper bound of the risk."""
@@ -60,7 +62,7 @@ class RiskLimit:
     def excess(self, risk: float) -> float:
         """Return how much log mu of a risk is above that of the limit; positive if and only if the risk is larger."""
         excess = self.log_mu(risk) - self.log_mu(self.limit)
-        return max(excess, _LEAST_EXCESS) if risk > self.limit else min(excess, 0.0)
+        return max(excess, _MIN_EXCESS) if risk > self.limit else min(excess, 0.0)
 
     def __str__(self) -> str:
         if self.false_positive_rate is None:
@@ -114,10 +116,10 @@ def risk_parameter(releases: Callable[[float], Guarantee], limit: RiskLimit) -> 
 
     ends = {missing(0.0) <= 0: 0.0}
     t = 0.0
-    for _ in range(_STEPS):
+    for _ in range(_MAX_ITERATIONS):
         if len(ends) == 2:
             break
-        t += math.copysign(min(max(1.2 * abs(missing(t)), 1e-4), _LONGEST), missing(t))
+        t += math.copysign(min(max(1.2 * abs(missing(t)), 1e-4), _MAX_STEP), missing(t))
         ends[missing(t) <= 0] = t
     else:
         raise ConvergenceError(f"{limit}; no noise meets it")
@@ -125,6 +127,6 @@ def risk_parameter(releases: Callable[[float], Guarantee], limit: RiskLimit) -> 
     base = ends[False] - 1.0
     start = base + root(lambda x, _: missing(base + x), (), ends[True] - base, 1.0, rtol=_TOLERANCE)
     try:
-        return conservative_root(missing, start, longest=_NEAR)
+        return conservative_root(missing, start, longest=_MAX_CONSERVATIVE_STEP)
     except NotPrivateError as error:
         raise ConvergenceError(f"{limit}; the bound stays above it: {error}") from error

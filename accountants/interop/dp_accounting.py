@@ -47,11 +47,11 @@ from dpkernels.numerics import Real, ndtri
 _Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
 
 # A discrete Laplace event has one outcome for each integer up to its sensitivity.
-_MOST_OUTCOMES = 1 << 20
-# Points at which the profile of a zCDP mechanism is bounded, and the delta beyond the last one.
-_POINTS, _LAST_DELTA = 2048, 1e-18
-# Rounding of a sum of pure budgets: relative, and of the log ratio of two probabilities.
-_ROUNDING, _ROUNDING_OF_RATIO = 2.0**-40, 2.0**-48
+_MAX_OUTCOMES = 1 << 20
+_POINTS = 2048  # Points at which the profile of a zCDP mechanism is bounded.
+_LAST_DELTA = 1e-18  # The delta beyond the last of them.
+_ROUNDING = 2.0**-40  # More than the relative rounding error of a sum of pure budgets.
+_RATIO_ROUNDING = 2.0**-48  # More than the absolute rounding error of the log ratio of two probabilities.
 _NOISES = ("gaussian", "laplace", "discrete laplace", "discrete gaussian")
 
 
@@ -217,7 +217,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         if all(one.kind == "budget" and not one.parameters[1] for one in self._counts):
             total = sum((n * Fraction(one.parameters[0]) for one, n in self._counts.items()), Fraction(0))
             return float(total) if Fraction(float(total)) >= total else math.nextafter(float(total), math.inf)
-        return self._pure_epsilon() * (1 + _ROUNDING) + _ROUNDING_OF_RATIO * sum(self._counts.values())
+        return self._pure_epsilon() * (1 + _ROUNDING) + _RATIO_ROUNDING * sum(self._counts.values())
 
     def _pure_epsilon(self) -> float:
         """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
@@ -394,8 +394,8 @@ def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acc
             release = _noise("laplace", event.noise_multiplier)
         case events.DiscreteLaplaceDpEvent():
             n = event.sensitivity
-            if not (_is_whole(n, 1) and n <= _MOST_OUTCOMES):
-                raise _Unsupported(event, f"sensitivity must be an integer from 1 to {_MOST_OUTCOMES}. Found {n!r}.")
+            if not (_is_whole(n, 1) and n <= _MAX_OUTCOMES):
+                raise _Unsupported(event, f"sensitivity must be an integer from 1 to {_MAX_OUTCOMES}. Found {n!r}.")
             release = _noise("discrete laplace", event.noise_parameter, int(n))
         case events.RandomizedResponseDpEvent():
             release = _randomised_response(event, relation)
@@ -409,7 +409,7 @@ def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Acc
             release = _budget(event.epsilon, 0.0)
         case _DiscreteGaussian():
             n = event.sensitivity
-            if event.dimension != 1 or not 0 < n < _MOST_OUTCOMES:
+            if event.dimension != 1 or not 0 < n < _MAX_OUTCOMES:
                 raise _Unsupported(event, f"dimension must be 1, and sensitivity positive. Found {event}.")
             release = _noise("discrete gaussian", event.sigma, math.ceil(n))
         case events.TruncatedSubsampledGaussianDpEvent():

@@ -22,13 +22,13 @@ from accountants.loss_intervals import UNIT
 from dpkernels.proven import proven
 
 HALF = 1024  # N: the points of a zone on either side of the origin.
-# Lighter masses are left out, and counted in the excess or not at all; a share of the mass that decides the least zone.
-_LIGHT, _LOWEST = 1e-280, 1e-15
-_FAR = 1e-40  # A mass, and a first moment, that are negligible.
+_LIGHT = 1e-280  # Lighter masses are left out, and counted in the excess or not at all.
+_LOWEST_MASS = 1e-15  # The share of the mass, of the least values, that the least zone need not resolve.
+_NEGLIGIBLE = 1e-40  # A mass, and a first moment, that are negligible.
 _NARROW = 0.5  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
-_OFF = 0.25  # The distance of the origin from the middle, relative to that width, from which on it is moved.
-_FINE = HALF / 2  # The least number of steps in that width, if the origin is in the middle.
-_ACROSS = HALF  # The most of them.
+_OFF_MIDDLE = 0.25  # The distance of the origin from the middle, relative to that width, from which on it is moved.
+_MIN_WIDTH = HALF / 2  # The least number of steps in that width, if the origin is in the middle.
+_MAX_WIDTH = HALF  # The most of them.
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RatioSum:
         """Return the zones that a sum needs: one more, if what would be beyond them is not negligible."""
         count, last = len(self.mass), self.mass[-1]
         farthest = HALF * math.ldexp(self.step, count - 1)
-        return count + (float(last.sum()) * max(farthest, 1.0) > _FAR)
+        return count + (float(last.sum()) * max(farthest, 1.0) > _NEGLIGIBLE)
 
     def plus(self, other: RatioSum) -> RatioSum:
         """Return the law of the sum of both, which are independent."""
@@ -121,10 +121,10 @@ class RatioSum:
         if self.origin == 0.0 and width > _NARROW * middle:
             return self.coarsened(max(self.level, _least_level(*self.points())))
         law = self
-        if abs(middle - self.origin) > _OFF * width:
-            fine = math.floor(math.log2(width / _FINE)) if width > 0 else self.level
+        if abs(middle - self.origin) > _OFF_MIDDLE * width:
+            fine = math.floor(math.log2(width / _MIN_WIDTH)) if width > 0 else self.level
             law = self.moved(middle, max(fine, self.level))
-        return law.coarsened(math.ceil(math.log2(width / _ACROSS))) if width > 0 else law
+        return law.coarsened(math.ceil(math.log2(width / _MAX_WIDTH))) if width > 0 else law
 
     def moved(self, origin: float, level: int) -> RatioSum:
         """Return the law about another origin."""
@@ -138,7 +138,7 @@ def _least_level(value: np.ndarray, mass: np.ndarray) -> int:
     order = order[value[order] > 0]
     if not len(order):
         return 0
-    lowest = value[order[min(int(np.searchsorted(np.cumsum(mass[order]), _LOWEST)), len(order) - 1)]]
+    lowest = value[order[min(int(np.searchsorted(np.cumsum(mass[order]), _LOWEST_MASS)), len(order) - 1)]]
     return math.floor(math.log2(lowest / HALF))
 
 

@@ -21,12 +21,15 @@ from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, RealArray
 from dpkernels.proven import proven
 
-# The step of the losses of one ratio, the least and the most of their points, and the masses beyond their reach.
-_STEP, _FEWEST, _MOST, _BEYOND = 2e-3, 1 << 13, 1 << 15, 1e-30
-_MASS = 1e-12  # The relative error of the masses of atoms, and of sums of masses.
+_MAX_STEP = 2e-3  # The largest step of the losses of one ratio; it is larger if there were too many points.
+_MIN_POINTS = 1 << 13  # The least points of these losses,
+_MAX_POINTS = 1 << 15  # and the most.
+_NEGLIGIBLE = 1e-30  # The masses beyond the reach of these losses, on either side.
+_MASS_ERROR = 1e-12  # A bound on the relative error of the masses of atoms, and of sums of masses.
 _LIGHT = 1e-280  # Lighter masses of an upper bound count as infinite losses.
-_FARTHEST = 320.0  # The largest loss of one ratio whose sums, and their masses, floats hold; others are put next to it.
-_TABLES = 32  # How many tables are remembered.
+# The largest loss of one ratio whose sums, and their masses, floats hold; others are put next to it.
+_MAX_LOSS = 320.0
+_MAX_REMEMBERED = 32  # How many tables are remembered.
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class TablePair(DominatingPair):
         leaves, structure = jax.tree.flatten(self)
         key = (str(structure), *(np.asarray(leaf, np.float64).tobytes() for leaf in leaves))
         if key not in _tables:
-            while len(_tables) >= _TABLES:
+            while len(_tables) >= _MAX_REMEMBERED:
                 _tables.pop(next(iter(_tables)), None)
             with np.errstate(all="ignore"):
                 _tables[key] = self.compute_table(-1 if self.is_lower else 1)
@@ -145,21 +148,21 @@ def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, 
     if whole.pieces:
         rough = rough_losses(whole)
         low, high = _reach(rough)
-        step = max(min(_STEP, (high - low) / _FEWEST), (high - low) / _MOST)
+        step = max(min(_MAX_STEP, (high - low) / _MIN_POINTS), (high - low) / _MAX_POINTS)
         cells = cells_on_grid(whole, step, offset=best_offset(whole, step, rough), reach=(low, high))
         masses = (above if side > 0 else below)(cells, step, 1)
         loss = masses.offset + (masses.first + np.arange(len(masses.mass))) * step
         mass, infinite = masses.mass, masses.infinite
     else:
         finite = np.isfinite(whole.loss)
-        loss, mass = whole.loss[finite], whole.p[finite] * (1 + side * _MASS)
-        infinite = float(whole.p[whole.loss == np.inf].sum()) * (1 + side * _MASS)
+        loss, mass = whole.loss[finite], whole.p[finite] * (1 + side * _MASS_ERROR)
+        infinite = float(whole.p[whole.loss == np.inf].sum()) * (1 + side * _MASS_ERROR)
     if side > 0:  # Larger losses are more.
-        some = (mass > _LIGHT) & (loss <= _FARTHEST)
-        loss, infinite = np.maximum(loss, -_FARTHEST), infinite + float(mass[~some].sum())
+        some = (mass > _LIGHT) & (loss <= _MAX_LOSS)
+        loss, infinite = np.maximum(loss, -_MAX_LOSS), infinite + float(mass[~some].sum())
     else:
-        some = (mass > _LIGHT) & (loss >= -_FARTHEST)
-        loss = np.minimum(loss, _FARTHEST)
+        some = (mass > _LIGHT) & (loss >= -_MAX_LOSS)
+        loss = np.minimum(loss, _MAX_LOSS)
     loss, mass = loss[some], mass[some]
     if removed:
         value, mass, infinite = np.append(np.exp(-loss), 0.0), np.append(mass, infinite), 0.0
@@ -168,7 +171,7 @@ def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, 
         infinite += float(p[mass <= _LIGHT].sum()) if side > 0 else 0.0
         value, mass = np.append(np.exp(loss), 0.0), np.append(mass, max(1 - float(mass.sum()), 0.0))
     if side < 0:
-        total = max(float(mass.sum()) * (1 + _MASS), 1.0)
+        total = max(float(mass.sum()) * (1 + _MASS_ERROR), 1.0)
         mass, infinite = mass / total, infinite / total
     some = mass > _LIGHT
     return value[some], mass[some], infinite
@@ -179,6 +182,6 @@ def _reach(rough: PrivacyLossDistribution) -> tuple[float, float]:
     finite = np.isfinite(rough.loss)
     order = np.argsort(rough.loss[finite])
     loss, p = rough.loss[finite][order], rough.p[finite][order]
-    below, last = int((np.cumsum(p * np.exp(-loss)) < _BEYOND).sum()), len(loss) - 1
-    above = int((np.cumsum(p[::-1])[::-1] >= _BEYOND).sum()) - 1
+    below, last = int((np.cumsum(p * np.exp(-loss)) < _NEGLIGIBLE).sum()), len(loss) - 1
+    above = int((np.cumsum(p[::-1])[::-1] >= _NEGLIGIBLE).sum()) - 1
     return float(loss[min(below, last)]), float(loss[max(above, 0)])

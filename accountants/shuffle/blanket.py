@@ -48,10 +48,10 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import rising_root
 
 _DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
-_MOST = 64  # The most outcomes from which a first value is computed.
-LARGEST_EXPONENT = 600.0
-_OF_GAMMA = 4e-15  # More than the rounding errors of gamma, and less than those that are allowed for in losses.
-_SADDLE_FOUND = 1e-4  # The last Newton step of log c, which need not be precise: all contours have the same integral.
+_MAX_THINNED = 64  # The most outcomes from which a first value is computed.
+LARGEST_EXPONENT = 600.0  # An exponent whose exponential does not overflow; float64 ends at 709.8.
+_GAMMA_ERROR = 4e-15  # More than the rounding errors of gamma, and less than those that are allowed for in losses.
+_SADDLE_TOLERANCE = 1e-4  # Last Newton step of log c, which need not be precise: all contours have the same integral.
 
 # A function from (e^eps, t) to a bound of E(L - t)_+ over all pairs.
 StopLoss = Callable[[float, np.ndarray], np.ndarray]
@@ -87,12 +87,12 @@ class Blanket:
 
     @property
     def thinned(self) -> Blanket:
-        """Return at most ``_MOST`` outcomes: of each group its mean plus and minus its deviation along q - p."""
-        if len(self.mass) <= _MOST:
+        """Return at most ``_MAX_THINNED`` outcomes: of each group its mean plus and minus its deviation along q - p."""
+        if len(self.mass) <= _MAX_THINNED:
             return self
         mass, p, q = self.mass, self.p, self.q
         share = np.cumsum(mass * np.hypot(p, q))
-        block = np.minimum((share / share[-1] * (_MOST // 2)).astype(int), _MOST // 2 - 1)
+        block = np.minimum((share / share[-1] * (_MAX_THINNED // 2)).astype(int), _MAX_THINNED // 2 - 1)
         block = np.unique(block, return_inverse=True)[1]
         total = np.bincount(block, mass)
         means = [np.bincount(block, mass * column) / total for column in (p, q)]
@@ -156,7 +156,7 @@ def saddle_point(mass: RealArray, L: RealArray, n: Real) -> tuple[Real, Real]:
     spread = n * xp.maximum(square - mean**2, 1e-300)
     start = xp.log(xp.sqrt((n * mean) ** 2 + 8 * spread) - n * mean) - xp.log(2 * spread)
     low = highest - 80.0
-    c = xp.exp(rising_root(excess, xp.clip(start, low, highest), low, highest, _SADDLE_FOUND))
+    c = xp.exp(rising_root(excess, xp.clip(start, low, highest), low, highest, _SADDLE_TOLERANCE))
     decay, slope, bend = moments(mass, L, c)
     return c, n * xp.maximum(bend / (1 + decay) - (slope / (1 + decay)) ** 2, 0.0)
 
@@ -179,7 +179,7 @@ def of_level(level: Real, gamma: Real) -> OutcomeProbabilities:
     R_x/omega and R_x'/omega are each gamma e^eps0 with probability w = (1/gamma - 1)/(e^eps0 - 1), and gamma otherwise.
     A lesser gamma is that of the same mechanism too. It keeps rounding of 1/gamma - 1 from making w too small.
     """
-    high, gamma = np.exp(level), gamma * (1 - _OF_GAMMA)
+    high, gamma = np.exp(level), gamma * (1 - _GAMMA_ERROR)
     w = min((1 / gamma - 1) / np.expm1(level), 1.0)
     both = max(2 * w - 1, 0.0)
     mass = gamma * np.array([w - both, w - both, both, 1 - 2 * w + both])
@@ -198,11 +198,13 @@ def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 # The largest tables, rows squared times outcomes, whose pairs are all tried; larger ones use level and gamma only.
-_MOST_CELLS = 1 << 21
-# Points at which pairs of a table are compared (shares of eps0, and of the range of L), and how many pairs are kept.
-# Tables of few rows are searched for pairs that differ; up to ``_ALL`` of these are all kept.
-_FEW_ROWS, _ALL = 24, 12
-_SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)[1:-1], 6
+_MAX_CELLS = 1 << 21
+_MAX_COMPARED_ROWS = 24  # Tables of so many rows are searched for all pairs of rows that differ.
+_MAX_ALL_PAIRS = 12  # Up to so many of these pairs are all kept.
+# Points at which the pairs of other tables are compared:
+_EPSILON_SHARES = (0.02, 0.1, 0.25, 0.5, 0.8)  # shares of eps0,
+_LEVEL_SHARES = np.linspace(0.0, 1.0, 26)[1:-1]  # and shares of the range of L.
+_KEPT_PAIRS = 6  # How many pairs are kept, those that are the worst at most points.
 
 
 @proven("shuffle#proof")
@@ -390,11 +392,11 @@ def _(rows: np.ndarray) -> WorstInputs:
 def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
     rows = np.frombuffer(raw).reshape(shape)
     level, least = float(np.log((rows.max(0) / rows.min(0)).max())), rows.min(0)
-    if rows.size * len(rows) > _MOST_CELLS:
+    if rows.size * len(rows) > _MAX_CELLS:
         return WorstInputs((of_level(level, least.sum()),), level)
     others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
-    different = different_pairs(rows) if len(rows) <= _FEW_ROWS else []
-    are_few = 0 < len(different) <= _ALL
+    different = different_pairs(rows) if len(rows) <= _MAX_COMPARED_ROWS else []
+    are_few = 0 < len(different) <= _MAX_ALL_PAIRS
     chosen = different if are_few else _likely_worst(rows, level)
     pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in chosen)
     return WorstInputs(pairs, level, None if are_few else partial(largest_stop_loss, rows))
@@ -403,11 +405,15 @@ def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
     """Return the pairs whose E(L - t)_+ is most often the largest at some eps and t, and the first and last rows."""
     omega, wins = rows.min(0) / rows.min(0).sum(), np.zeros((len(rows), len(rows)))
-    for E in np.exp(np.array(_SHARES) * level):
+    for E in np.exp(np.array(_EPSILON_SHARES) * level):
         ends = (rows[0] - E * rows[-1]) / omega
-        values = np.stack([_row_stop_loss(rows, x, E, ends.min() + _LEVELS * np.ptp(ends)) for x in range(len(rows))])
+        values = np.stack(
+            [_row_stop_loss(rows, x, E, ends.min() + _LEVEL_SHARES * np.ptp(ends)) for x in range(len(rows))]
+        )
         wins += (values >= values.max((0, 1)) * (1 - 1e-12)).sum(-1)
-    most_often = [tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT]]
+    most_often = [
+        tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT_PAIRS]
+    ]
     pairs = dict.fromkeys([pair for pair in most_often if wins[pair]] + [(len(rows) - 1, 0)])
     return list(pairs)  # type: ignore[arg-type]
 

@@ -22,32 +22,37 @@ from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_p
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, conservative_root
 
-_LARGEST = 700.0  # Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
-# Relative errors of probabilities and of sums of L that are allowed for. Both are known to some units of 2^-53.
-_MASS, _VALUE = 1e-12, 1e-14
+# Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
+_MAX_EPSILON = 700.0
+# Relative errors that are allowed for. Both are known to some units of 2^-53.
+_MASS_ERROR = 1e-12  # That of probabilities.
+_VALUE_ERROR = 1e-14  # That of sums of L.
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
-_MOVED, _UNIT = 1e-9, 2.0**-53
-# The relative and the absolute error allowed for the level, which is the log of a ratio near 1 if it is small.
-_LEVEL, _LEVEL_ROUNDING = 1e-12, 64 * 2.0**-53
+_MOVED = 1e-9
+_UNIT = 2.0**-53  # The rounding of a float.
+_LEVEL_RTOL = 1e-12  # A bound on the relative error of the level.
+_LEVEL_ATOL = 64 * 2.0**-53  # A bound on its absolute error: a small level is the log of a ratio near 1.
 _CHORDS = 1e-3, 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
-_LEAST = 1e-310  # More than the mass that products lose below the floats.
-# The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
-_PAIRS, _OUTCOMES = 1 << 19, 1 << 12
+_UNDERFLOW = 1e-310  # More than the mass that products lose below the floats.
+_MAX_PAIRS = 1 << 19  # The most pairs of outcomes from which a sum is formed.
+_MAX_OUTCOMES = 1 << 12  # The most outcomes of a sum that is added to itself.
 # The relative error of a bound by its grids. Sums of few reports may have few outcomes, and then the error is that of
 # the outcome at 0, of first order in the step.
-_ERROR, _ERROR_OF_FEW = 1e-5, 5e-7
-_LEAST_POINTS = 64.0  # The least points of the last grid in a deviation of the sum.
+_RTOL = 1e-5
+_RTOL_OF_FEW = 5e-7
+_MIN_POINTS = 64.0  # The least points of the last grid in a deviation of the sum.
 _COARSER_GRIDS = 12  # How many coarser grids are tried, each with half of the points of the one before.
-# The grids of a lower bound: how many, how much finer each one is, and the gain by the last one that is small.
-_FINER_GRIDS, _FINER, _NARROW_ENOUGH = 2, 5.0, 1e-3
+_FINER_GRIDS = 2  # The grids of a lower bound.
+_FINER = 5.0  # How much finer each of them is than the one before.
+_NARROW_ENOUGH = 1e-3  # If a grid raises the bound by no more than this share of it, it is the last one.
 _NARROW = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
 _TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound.
-_CELLS = 1 << 20  # The most points of one distribution on a grid.
+_MAX_CELLS = 1 << 20  # The most points of one distribution on a grid.
 _DOTS = np.linspace(0.0, 1.0, 257)
-# A bound of exponents, and the largest tilt times the step that a grid resolves.
-_OVERFLOWS, _STEEPEST = 700.0, 1.0
-# The first step of eps from the estimate, relative to log delta over its slope, and the most steps.
-_CLOSER, _MOST_STEPS = 1e-7, 60
+_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
+_MAX_TILTED = 1.0  # The largest tilt times the step that a grid resolves.
+_MIN_STEP = 1e-7  # The first extra step of eps away from the estimate, relative to that, or to 1e-12 next to 0.
+_MAX_ITERATIONS = 60  # The most steps of eps.
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class LossSum:
 
     def plus(self, other: LossSum) -> LossSum:
         value = (self.value[:, None] + other.value).ravel()
-        slack = self.slack + other.slack + _VALUE * float(np.abs(value).max())
+        slack = self.slack + other.slack + _VALUE_ERROR * float(np.abs(value).max())
         mass = (self.mass[:, None] * other.mass).ravel()
         return _merged(value, mass, self.reports + other.reports, slack)
 
@@ -86,7 +91,7 @@ class ReportLoss:
     def of(cls, value: np.ndarray, mass: np.ndarray, gamma: float, size: np.ndarray) -> ReportLoss:
         """Return the losses L, differences of numbers that add up to ``size``, of reports of the blanket."""
         value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
-        return cls(value, mass, np.append(_VALUE * size, 0.0))
+        return cls(value, mass, np.append(_VALUE_ERROR * size, 0.0))
 
     def sum(self) -> LossSum:
         return _merged(self.value, self.mass, 1, float(self.slack.max()))
@@ -117,8 +122,8 @@ def _of_blanket(blanket: Blanket, E: float) -> ReportLoss:
 def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
     """Return the distribution whose E(L - t)_+ is the bound at some t, with the likely losses, and linear between."""
     blankets = [pair.upper.merged for pair in inputs.pairs]
-    gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS)
-    least, most = gamma * (1 - _MASS - E * high), gamma * (high - E)  # Of all pairs.
+    gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS_ERROR)
+    least, most = gamma * (1 - _MASS_ERROR - E * high), gamma * (high - E)  # Of all pairs.
     losses = [blanket.p - E * blanket.q for blanket in blankets]
     inner = np.concatenate([*losses, least + (most - least) * _DOTS, [0.0, 1 - E]])
     t = np.unique(np.clip(inner, least, most))
@@ -134,11 +139,11 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
 def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
     """Return (sum of 2^j reports, how often) for n reports, with 2^j as large as keeps the values few."""
     sums = [one]
-    while 2 * sums[-1].reports <= n and len(sums[-1].value) <= _OUTCOMES and len(sums[-1].value) ** 2 <= _PAIRS:
+    while 2 * sums[-1].reports <= n and len(sums[-1].value) <= _MAX_OUTCOMES and len(sums[-1].value) ** 2 <= _MAX_PAIRS:
         sums.append(sums[-1].plus(sums[-1]))
     whole, rest = divmod(n, sums[-1].reports)
     parts = [(sums[-1], whole), *((part, 1) for part in sums[-2::-1] if rest & part.reports)]
-    while len(parts) > 1 and parts[0][1] == 1 and len(parts[0][0].value) * len(parts[1][0].value) <= _PAIRS:
+    while len(parts) > 1 and parts[0][1] == 1 and len(parts[0][0].value) * len(parts[1][0].value) <= _MAX_PAIRS:
         parts[:2] = [(parts[0][0].plus(parts[1][0]), 1)]
     return parts
 
@@ -157,7 +162,7 @@ def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
     k, first, size = _cells(place)
     up = np.minimum(place - k + _MOVED, 1.0)
     mass = np.bincount(k - first, part.mass * (1 - up), size) + np.bincount(k - first + 1, part.mass * up, size)
-    return Masses(mass * (1 + _MASS * part.reports), first, 0.0, 0.0, count)
+    return Masses(mass * (1 + _MASS_ERROR * part.reports), first, 0.0, 0.0, count)
 
 
 def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
@@ -165,8 +170,8 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
         raise TooManyPointsError("values are too far apart for this step")
     k = np.floor(place).astype(np.int64)
     size = int(k[-1] - k[0]) + 2
-    if size > _CELLS:
-        raise TooManyPointsError(f"values need {size} points at this step; at most {_CELLS} are used")
+    if size > _MAX_CELLS:
+        raise TooManyPointsError(f"values need {size} points at this step; at most {_MAX_CELLS} are used")
     return k, int(k[0]), size
 
 
@@ -175,7 +180,7 @@ def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
     place = (part.value - part.slack) / step - _MOVED
     k, first, size = _cells(place)
-    mass = part.mass * (1 - _MASS * part.reports - _UNIT * len(part.value))
+    mass = part.mass * (1 - _MASS_ERROR * part.reports - _UNIT * len(part.value))
     f, at_outcomes = _stop_loss(place - first, mass, size)
     share = place - k
     over = np.zeros(size + 1)
@@ -218,7 +223,7 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     value = (weight * g).sum()
     error = total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c)
     value += side * (error + (total.rounding + c * abs(zero)) * value)
-    if total.log_scale > _OVERFLOWS:  # Weights may be 0 by underflow.
+    if total.log_scale > _MAX_EXPONENT:  # Weights may be 0 by underflow.
         return math.inf if side > 0 else 0.0
     return math.exp(total.log_scale) * max(value, 0.0)
 
@@ -230,7 +235,7 @@ def _bound(loss: ReportLoss, n: int, side: int) -> float:
     if len(parts) == 1 and parts[0][1] == 1:
         part = parts[0][0]
         value = np.maximum(part.value + side * part.slack, 0.0) @ part.mass
-        return float(value * (1 + side * _MASS * n))
+        return float(value * (1 + side * _MASS_ERROR * n))
     trimmed = loss.trimmed(n, _tilt(loss, n)[0], side)
     one = trimmed.sum()
     if one.value.max() <= 0:
@@ -238,7 +243,7 @@ def _bound(loss: ReportLoss, n: int, side: int) -> float:
     parts = parts if trimmed is loss else _parts(one, n)
     c, deviation = _tilt(one, n)
     grids = _Grids(parts, c, deviation, side)
-    error = _ERROR if stages_of(max(count for _, count in parts)) else _ERROR_OF_FEW
+    error = _RTOL if stages_of(max(count for _, count in parts)) else _RTOL_OF_FEW
     if side > 0:
         return min(grids.bound(error), _chernoff_bound(one, n, c))
     # Where outcomes are sparse, a polygon on a grid loses more than its square.
@@ -259,11 +264,11 @@ def _chernoff_bound(one: LossSum, n: int, c: float) -> float:
     """
     with np.errstate(over="ignore"):
         grown = one.mass * np.expm1(c * (one.value + one.slack))
-    moment = float(grown.sum()) + _MASS * float(np.abs(grown).sum())  # Of one report, less 1.
+    moment = float(grown.sum()) + _MASS_ERROR * float(np.abs(grown).sum())  # Of one report, less 1.
     if not -1 < moment < math.inf:  # No digit is left.
         return math.inf
-    log_bound = n * math.log1p(moment) * (1 + math.copysign(_MASS, moment)) - 1 - math.log(c)
-    return math.exp(max(log_bound, -_OVERFLOWS)) * (1 + _MASS) if log_bound < _OVERFLOWS else math.inf
+    log_bound = n * math.log1p(moment) * (1 + math.copysign(_MASS_ERROR, moment)) - 1 - math.log(c)
+    return math.exp(max(log_bound, -_MAX_EXPONENT)) * (1 + _MASS_ERROR) if log_bound < _MAX_EXPONENT else math.inf
 
 
 @dataclass(frozen=True)
@@ -284,11 +289,11 @@ class _Grids:
         counts = [count for _, count in self.parts]
         stages = stages_of(max(counts))
         step = math.sqrt(12 * error / ((1 + stages) * sum(counts))) / self.tilt
-        step = min(step, self.deviation / _LEAST_POINTS / RATIO**stages)
+        step = min(step, self.deviation / _MIN_POINTS / RATIO**stages)
         for _ in range(coarser + 1):
             with contextlib.suppress(TooManyPointsError, MemoryError):
                 masses = [self._masses(part, step, count, max(counts), stages) for part, count in self.parts]
-                tilt = min(self.tilt, _STEEPEST / (step * RATIO**stages))
+                tilt = min(self.tilt, _MAX_TILTED / (step * RATIO**stages))
                 return _positive_part(compose(masses, step, tilt, self.side, stages, is_linear=True), self.side)
             step *= 2
         return math.inf if self.side > 0 else 0.0
@@ -304,18 +309,18 @@ class _Grids:
 
 def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:
     """Return delta from above, of one blanket."""
-    return _upper_delta_of(_of_blanket(blanket, math.exp(min(epsilon, _LARGEST))), float(blanket.gamma), n)
+    return _upper_delta_of(_of_blanket(blanket, math.exp(min(epsilon, _MAX_EPSILON))), float(blanket.gamma), n)
 
 
 def _upper_delta_of(loss: ReportLoss, gamma: float, n: int) -> float:
     # Masses below the floats are lost; the largest loss of every report bounds what they would add.
-    lost = _LEAST * max(float(loss.value.max()), 0.0)
-    return min(_bound(loss, n, 1) / (gamma * n) * (1 + _MASS) + lost / gamma, 1.0)
+    lost = _UNDERFLOW * max(float(loss.value.max()), 0.0)
+    return min(_bound(loss, n, 1) / (gamma * n) * (1 + _MASS_ERROR) + lost / gamma, 1.0)
 
 
 def upper_level(inputs: WorstInputs) -> float:
     """Return an upper bound of the pure level, from which on delta is 0."""
-    return float(inputs.level) * (1 + _LEVEL) + _LEVEL_ROUNDING
+    return float(inputs.level) * (1 + _LEVEL_RTOL) + _LEVEL_ATOL
 
 
 @proven("shuffle#proof")
@@ -331,7 +336,7 @@ def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     delta = _upper_delta_on_grid(inputs, n, epsilon)
     for start in (level * (1 - share) for share in _CHORDS if epsilon > level * (1 - share)):
         share = math.expm1(level - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
-        delta = min(delta, _upper_delta_on_grid(inputs, n, start) * share * (1 + _MASS) + _LEAST)
+        delta = min(delta, _upper_delta_on_grid(inputs, n, start) * share * (1 + _MASS_ERROR) + _UNDERFLOW)
     return delta
 
 
@@ -345,9 +350,9 @@ def _upper_delta_on_grid(inputs: WorstInputs, n: int, epsilon: float) -> float:
 
 def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     """Return a lower bound of delta at eps, for n reports where all others have one input."""
-    if epsilon > _LARGEST:
+    if epsilon > _MAX_EPSILON:
         return 0.0
-    return max(_bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS) - _LEAST, 0.0)
+    return max(_bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS_ERROR) - _UNDERFLOW, 0.0)
 
 
 def conservative_epsilon(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:
@@ -359,10 +364,10 @@ def conservative_epsilon(delta_at: Any, target: float, start: float, slope: floa
             return 0.0
         return abs(math.log(max(value, 1e-300) / target)) / -slope
 
-    start, least = max(start, 0.0), _CLOSER * max(start, 1e-12)
+    start, least = max(start, 0.0), _MIN_STEP * max(start, 1e-12)
     try:
         epsilon = conservative_root(
-            missing, start, direction=side, overshoot=1 + 1e-3, least=least, growth=2.0, steps=_MOST_STEPS
+            missing, start, direction=side, overshoot=1 + 1e-3, least=least, growth=2.0, steps=_MAX_ITERATIONS
         )
         return max(epsilon, 0.0)
     except NotPrivateError:

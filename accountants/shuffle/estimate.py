@@ -33,10 +33,12 @@ from dpkernels.numerics import Real, RealArray, like, namespace, without_derivat
 from dpkernels.proven import proven
 from dpkernels.solve import newton, root
 
-# The number of nodes, and the largest v: nodes end at 11 and at 200 widths of the saddle.
-NEAR, FAR = (96, 3.1), (1024, 6.0)
-# The last and the longest Newton step of log eps, and how far below log eps0 an eps is searched.
-_FOUND, _LONGEST, _WIDEST = 1e-6, 2.0, 60.0
+# The number of nodes, and the largest v.
+NEAR = (96, 3.1)  # Nodes end at 11 widths of the saddle.
+FAR = (1024, 6.0)  # Nodes end at 200 of them.
+_TOLERANCE = 1e-6  # The last Newton step of log eps.
+_MAX_STEP = 2.0  # The longest one.
+_SEARCHED = 60.0  # How far below log eps0 the log of an eps is searched.
 _DIFFERENCE = 1e-4  # The relative distance to either side of eps for a slope.
 
 
@@ -98,8 +100,8 @@ def integral_epsilon(blanket: Blanket, n: Real, delta: Real, level: Real) -> Rea
     spread = (blanket.mass * (blanket.p - blanket.q) ** 2).sum() / (blanket.gamma * n)
     start = xp.minimum(xp.log(spread * xp.maximum(-2 * goal, 0.1)) / 2, top - 0.1)
     # The unknown is log eps. An eps next to the low end stands for 0, where delta is at most the target.
-    start, ends = without_derivative(start), (top - _WIDEST, top)
-    x = newton(_log_excess, (blanket, n, goal), start, ends, tolerance=_FOUND, longest=_LONGEST, clip=True)
+    start, ends = without_derivative(start), (top - _SEARCHED, top)
+    x = newton(_log_excess, (blanket, n, goal), start, ends, tolerance=_TOLERANCE, longest=_MAX_STEP, clip=True)
     return xp.where(x < ends[0] + 1, 0.0, xp.minimum(xp.exp(x), level))
 
 
@@ -126,10 +128,11 @@ def host_epsilon(blanket: Blanket, n: float, delta: float, level: float) -> tupl
     return eps, (host_log_delta(blanket, n, high)[0] - host_log_delta(blanket, n, low)[0]) / (high - low)
 
 
-# Sums cover these many deviations, and outcomes beside them; and the most entries of a table.
-_DEVIATIONS, _BESIDE, _MOST = 11.0, 12, 1 << 21
+_DEVIATIONS = 11.0  # Sums cover so many deviations of a count on either side of its mean,
+_BESIDE = 12  # and so many counts more.
+_MAX_ENTRIES = 1 << 21  # The most entries of a table of such counts.
 # Outcomes are equally likely for both inputs if their losses differ relatively by less than this from 1 - e^eps.
-_SAME = 1e-10
+_EQUALLY_LIKELY = 1e-10
 
 
 def is_enumerable(blanket: Blanket, n: float) -> bool:
@@ -144,13 +147,13 @@ def is_enumerable(blanket: Blanket, n: float) -> bool:
     informative, share, uninformative = split[:3]
     k = width(n, informative)
     x = width(min(n, n * informative + k), share)
-    return k * max(x, width(n, min(uninformative / max(1 - informative, 1e-300), 1.0))) <= _MOST
+    return k * max(x, width(n, min(uninformative / max(1 - informative, 1e-300), 1.0))) <= _MAX_ENTRIES
 
 
 def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | None:
     """Return (gamma (w_1 + w_2), w_1/(w_1 + w_2), gamma w_3, their places) for outcomes p > q, p < q and p = q."""
     gap = blanket.p - blanket.q
-    signs = np.where(np.abs(gap) <= _SAME * blanket.q, 0, np.sign(gap)).astype(int).tolist()
+    signs = np.where(np.abs(gap) <= _EQUALLY_LIKELY * blanket.q, 0, np.sign(gap)).astype(int).tolist()
     if sorted(signs) not in ([-1, 1], [-1, 0, 1]):
         return None
     places = tuple(signs.index(sign) for sign in (1, -1, 0) if sign in signs)
@@ -222,12 +225,14 @@ def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
     return float(weight @ total) / (blanket.gamma * n)
 
 
-# If fewer informative reports than this are expected, the integral is checked against nodes further out, at these
-# deltas. With fewer than the least number of reports, or a larger difference in log delta, the grid is used.
-_FEW, _LEAST, _SAME_LOG, _CHECKED = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
-# The error of log delta at a root, that on the grid, whose transforms have more noise, and the most secant steps to the
-# root before it is bracketed.
-_CLOSE, _CLOSE_ON_GRID, _SECANTS = 1e-11, 1e-6, 8
+# If fewer informative reports than this are expected, the integral is checked against nodes further out.
+_CHECKED_BELOW = 10_000
+_CHECKED_DELTAS = (1e-3, 1e-8, 1e-14)  # The deltas at which it is checked.
+_LOG_TOLERANCE = 1e-7  # If both differ in log delta by this or more, the grid is used.
+_MIN_REPORTS = 50  # With fewer reports the grid is used as well.
+_ROOT_TOLERANCE = 1e-11  # The error of log delta at a root.
+_GRID_ROOT_TOLERANCE = 1e-6  # That on the grid, whose transforms have more noise.
+_MAX_SECANTS = 8  # The most secant steps to the root before it is bracketed.
 _FIRST_STEP = 1e-4  # The first step to an eps that meets delta, as a share of the level.
 
 
@@ -258,16 +263,16 @@ class ShuffleEstimate:
     def _method(self, blanket: Blanket) -> str:
         if is_enumerable(blanket, self.n):
             return "enumeration"
-        if self.n < _LEAST and float(self.n) == int(self.n):
+        if self.n < _MIN_REPORTS and float(self.n) == int(self.n):
             return "grid"
         informative = self.n * blanket.gamma * float(blanket.mass[blanket.p != blanket.q].sum())
-        if informative >= _FEW or float(self.n) != int(self.n):
+        if informative >= _CHECKED_BELOW or float(self.n) != int(self.n):
             return "integral"
         thin = blanket.thinned
-        for delta in _CHECKED:
+        for delta in _CHECKED_DELTAS:
             at = host_epsilon(thin, self.n, delta, self.level)[0]
             near, far = (host_log_delta(thin, self.n, at, size) for size in (NEAR, FAR))
-            if not abs(near[0] - far[0]) + far[1] < _SAME_LOG:
+            if not abs(near[0] - far[0]) + far[1] < _LOG_TOLERANCE:
                 return "grid"
         return "integral"
 
@@ -284,8 +289,8 @@ class ShuffleEstimate:
             return 0.0, -1.0
         goal = math.log(delta)
         eps, slope = host_epsilon(self.blankets[0].thinned, self.n, delta, self.level)
-        before, close = (math.nan, math.nan), _CLOSE_ON_GRID if "grid" in self.methods else _CLOSE
-        for _ in range(_SECANTS):
+        before, close = (math.nan, math.nan), _GRID_ROOT_TOLERANCE if "grid" in self.methods else _ROOT_TOLERANCE
+        for _ in range(_MAX_SECANTS):
             gap = self.log_delta(eps) - goal
             if abs(gap) < close or (eps == 0.0 and gap <= 0):
                 return eps, slope

@@ -38,9 +38,12 @@ NEIGHBOURING = (
     "honest reports, including that person's own; the report of a person who colludes with the curator does not count"
 )
 MOST = 1 << 50  # The most reports.
-_LOWER = 2  # The number of pairs for which a lower bound is computed.
-# The points of a pair's profile: down to this delta, their number, the number beyond, and the margin of their values.
-_LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
+_LOWER_PAIRS = 2  # The number of pairs for which a lower bound is computed.
+# The points of a pair's profile:
+_LAST_DELTA = 1e-18  # evenly spaced eps end at this delta,
+_EVEN_POINTS = 160  # their number,
+_LAST_POINTS = 16  # the number of eps beyond, up to the level,
+_VALUE_MARGIN = 2e-5  # and the share by which estimates at them are raised.
 
 
 @proven("shuffle#proof")
@@ -200,7 +203,7 @@ class Shuffled(ComposableGuarantee):
         Raises:
             ValueError: rigorous is true and there is no ``bracket``.
         """
-        pair = self._rigorous_pair if rigorous else self._interpolated(self.estimate_delta, 1 + _MARGIN)
+        pair = self._rigorous_pair if rigorous else self._interpolated(self.estimate_delta, 1 + _VALUE_MARGIN)
         return Guarantee((RepeatedReleases(pair, 1, 1.0, "replace"),))
 
     @property
@@ -215,8 +218,8 @@ class Shuffled(ComposableGuarantee):
     def _interpolated(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
         level = self._pure_epsilon()
-        last = min(max(self.estimate_epsilon(_LAST), 1e-3 * level), 0.999 * level)
-        eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
+        last = min(max(self.estimate_epsilon(_LAST_DELTA), 1e-3 * level), 0.999 * level)
+        eps = np.append(np.linspace(0.0, last, _EVEN_POINTS), np.geomspace(last, level, _LAST_POINTS)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
         t = np.exp(eps)
         corners = bracket.lower_hull(t, values)[0]
@@ -229,7 +232,7 @@ class Shuffled(ComposableGuarantee):
     @cached_property
     def _lower(self) -> ShuffleEstimate:
         """Return an estimate for others that all hold one input."""
-        return self._estimate(blanket for pair in self.inputs.pairs[:_LOWER] for blanket in pair.lower)
+        return self._estimate(blanket for pair in self.inputs.pairs[:_LOWER_PAIRS] for blanket in pair.lower)
 
     def _estimate(self, blankets: Iterable[Blanket]) -> ShuffleEstimate:
         return ShuffleEstimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)

@@ -134,7 +134,7 @@ def test_many_reports_that_are_rarely_informative(n, places, monkeypatch):
     """One report in 30,000 tells the inputs apart: the sum of the losses has rare values far below 0."""
     made = shuffled(dpk.piecewise_wang2019(epsilon=13.3, lower=0.0, upper=1.0), n)
     blanket = made._upper.blankets[0]
-    monkeypatch.setattr(estimate, "_MOST", 1 << 24)
+    monkeypatch.setattr(estimate, "_MAX_ENTRIES", 1 << 24)
     for eps in places:
         truth = estimate.enumerated_delta(blanket, n, eps)
         assert 0 < truth <= made.delta(eps) <= truth * (1 + 5e-3)
