@@ -41,14 +41,18 @@ from dpkernels.solve import newton
 __all__ = ["NOISE_FAMILIES", "BestNoise", "NoiseCost", "NoiseFamily", "noise"]
 
 _TOLERANCE = 1e-3  # Of the last step of t, whose error is about its square.
-_SECANTS = 6  # The most steps of t before it is bracketed.
-_FLATTEST, _STEEPEST = 0.05, 1e7  # Of the slope of the excess in t. Nearly pure noise has a steep one.
-_FARTHEST, _LONGEST = 40.0, 1.0  # Of t from its start, and of its steps.
-_TURNS, _GAIN = 8, 2e-6  # The most steps of a shape, and the relative gain at which a search ends.
-_LEAP = 4.0  # The longest step of a shape, over its reach.
-_LEAST, _MOST = 1e-300, 1e2  # The least delta, and the least and the most of eps over that of the budget.
+_MAX_SECANTS = 6  # The most steps of t before it is bracketed.
+_MIN_SLOPE = 0.05  # The least -slope of the excess in t that a step uses;
+_MAX_SLOPE = 1e7  # and the largest: nearly pure noise has a steep slope.
+_SEARCHED = 40.0  # How far from its start t is searched.
+_MAX_STEP = 1.0  # The longest step of t.
+_MAX_SHAPE_STEPS = 8  # The most steps of a shape.
+_MIN_GAIN = 2e-6  # The relative gain at which a search of a shape ends.
+_MAX_SHAPE_STEP = 4.0  # The longest step of a shape, over its reach.
+_SMALLEST = 1e-300  # The least delta, and the least eps over that of the budget, whose logs are used.
+_MAX_EPSILON_RATIO = 1e2  # The most of eps over that of the budget: more says no more about t.
 _ABOVE_INFINITE = 1.001  # Delta over the probability of an infinite loss from which on eps is resolved.
-_NEAR = 0.1  # The longest step of t of one release, whose delta falls to 0 within little of t.
+_MAX_STEP_OF_ONE = 0.1  # The longest step of t of one release, whose delta falls to 0 within little of t.
 
 
 @dataclass(frozen=True)
@@ -280,7 +284,7 @@ class _Target:
         """
         releases, infinite = self.releases(noise), -math.inf
         if self.count == 1:
-            delta = max(float(releases.estimate_delta(self.epsilon)), _LEAST)
+            delta = max(float(releases.estimate_delta(self.epsilon)), _SMALLEST)
             return float(log_mu(np.float64(delta), self.epsilon) - log_mu(np.float64(self.delta), self.epsilon))
         delta = self.delta
         if np.isfinite(noise.support[1]):
@@ -289,7 +293,7 @@ class _Target:
             if least > 0:
                 infinite, delta = math.log(least / delta), min(max(least, delta), 0.5)
         eps = rough_epsilon(releases, delta)
-        return max(math.log(float(np.clip(eps / self.epsilon, _LEAST, _MOST))), infinite)
+        return max(math.log(float(np.clip(eps / self.epsilon, _SMALLEST, _MAX_EPSILON_RATIO))), infinite)
 
     def best_of(self, family: NoiseFamily) -> NoiseCost:
         try:
@@ -343,22 +347,22 @@ class _Search:
     def solved(self, shape: float, t: float) -> float:
         """Return the t of the budget, from about it: by secants, or from a bracket where these fail."""
         if self.target.count == 1:
-            return self._bracketed(shape, t, _NEAR)
+            return self._bracketed(shape, t, _MAX_STEP_OF_ONE)
         excess = self.excess(t, shape)
-        for _ in range(_SECANTS):
+        for _ in range(_MAX_SECANTS):
             step = -excess / self.slope
             if abs(step) <= _TOLERANCE and abs(excess) <= _TOLERANCE:  # The error of the next step is about its square.
                 return t + step
-            if not abs(step) <= _LONGEST:
+            if not abs(step) <= _MAX_STEP:
                 break
             t, before = t + step, excess
             excess = self.excess(t, shape)
             slope = (excess - before) / step
-            self.slope = slope if -_STEEPEST < slope < -_FLATTEST else -1.0
-        return self._bracketed(shape, t, _LONGEST)
+            self.slope = slope if -_MAX_SLOPE < slope < -_MIN_SLOPE else -1.0
+        return self._bracketed(shape, t, _MAX_STEP)
 
     def _bracketed(self, shape: float, t: float, longest: float) -> float:
-        ends = t - _FARTHEST, t + _FARTHEST
+        ends = t - _SEARCHED, t + _SEARCHED
         t = newton(lambda t, _: self.excess(t, shape), (), t, ends, tolerance=_TOLERANCE, longest=longest)
         if math.isnan(t):
             raise ValueError("no width meets the budget")
@@ -370,7 +374,7 @@ class _Search:
         starts = family.starts(target.count / target.delta) if callable(family.starts) else family.starts
         for shape in starts:
             self.add(shape)
-        for _ in range(_TURNS if family.symbol else 0):
+        for _ in range(_MAX_SHAPE_STEPS if family.symbol else 0):
             if (aim := self._aim()) is None:
                 break
             try:
@@ -406,11 +410,11 @@ class _Search:
         shapes, _, values = np.transpose(self._nearest(best.shape))
         fit = np.polynomial.polynomial.polyfit(shapes - best.shape, values - best.value, len(shapes) - 1)
         slope, bend = fit[1], fit[2] if len(shapes) > 2 else 0.0
-        step = -math.copysign(reach if len(shapes) == 2 else _LEAP * reach, slope)
+        step = -math.copysign(reach if len(shapes) == 2 else _MAX_SHAPE_STEP * reach, slope)
         gain = abs(slope) * reach
-        if bend > 0 and slope**2 <= (2 * bend * _LEAP * reach) ** 2:
+        if bend > 0 and slope**2 <= (2 * bend * _MAX_SHAPE_STEP * reach) ** 2:
             gain, step = slope**2 / (4 * bend), -slope / (2 * bend)
         aim = min(max(best.shape + step, low), high)
         if before and after and not before.shape < aim < after.shape:
             aim = (best.shape + max(before.shape, after.shape, key=lambda shape: abs(shape - best.shape))) / 2
-        return None if gain <= _GAIN or aim == best.shape else float(aim)
+        return None if gain <= _MIN_GAIN or aim == best.shape else float(aim)

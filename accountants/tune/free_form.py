@@ -36,16 +36,18 @@ __all__ = ["FreeForm", "free_form"]
 
 _POINTS = 1 << 14  # Of the grid of losses.
 _WINDOW = 24.0  # The width of the grid, in standard deviations of the tilted sum.
-_FEW = 12  # Up to so many releases the grid has all sums.
-_BEYOND = 1e-4  # The mass beyond the last cell, in units of delta/count.
-_MOST_CELLS = 4096
-_LEAST_SPREAD = 1e-3  # Of a tilted loss, in units of the largest one.
-_FLATTEST = 1e-6  # The least fall to the last cell, as the density beyond has to fall.
-_TILTS, _TEMPERATURES = 60, 100  # The most steps for a tilt and for a temperature.
+_MAX_WHOLE_SUMS = 12  # Up to so many releases the grid has all sums.
+_MASS_BEYOND = 1e-4  # The mass beyond the last cell, in units of delta/count.
+_MAX_CELLS = 4096  # The most cells of a table.
+_MIN_SPREAD = 1e-3  # Of a tilted loss, in units of the largest one.
+_MIN_LAST_FALL = 1e-6  # The least fall to the last cell, as the density beyond has to fall.
+_MAX_TILT_STEPS = 60  # The most steps for a tilt.
+_MAX_TEMPERATURE_STEPS = 100  # The most steps for a temperature.
 _WORST = 700.0  # The log of the variance of falls that have no temperature on the budget.
-# The error to which a temperature is solved, and the most of log delta. Of nearly pure noise log delta is steeper.
-_CLOSE, _ROUGH, _STEEP = 1e-10, 1e-3, 1e3
-_TURNS = 400  # The most steps of a descent.
+_TEMPERATURE_TOLERANCE = 1e-10  # The error to which the log of a temperature is solved.
+_LOG_DELTA_TOLERANCE = 1e-3  # The most that log delta may be off where it is steep in that log.
+_STEEP_LOG_DELTA = 1e3  # With a steeper slope noise is nearly pure, and delta, not its log, is linear.
+_MAX_ITERATIONS = 400  # The most steps of a descent.
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,13 @@ class FreeForm:
 
 @in_64_bits
 def free_form(
-    *, epsilon: float, delta: float, count: int = 1, sensitivity: float = 1.0, cells: int = 4, turns: int = _TURNS
+    *,
+    epsilon: float,
+    delta: float,
+    count: int = 1,
+    sensitivity: float = 1.0,
+    cells: int = 4,
+    turns: int = _MAX_ITERATIONS,
 ) -> FreeForm:
     """Return symmetric noise of the least variance that was found for ``count`` releases together.
 
@@ -132,10 +140,10 @@ def free_form(
 
 def _falls(noise: Distribution, cells: int, delta: float) -> np.ndarray:
     """Return how much the log mass falls from each cell to the next one."""
-    reach = float(noise.isf(np.float64(_BEYOND * delta)))
+    reach = float(noise.isf(np.float64(_MASS_BEYOND * delta)))
     count = max(math.ceil(reach * cells), 2 * cells) + 1
-    if count > _MOST_CELLS:
-        raise ValueError(f"cells: {cells} in a sensitivity, {count} in all; a table has at most {_MOST_CELLS}")
+    if count > _MAX_CELLS:
+        raise ValueError(f"cells: {cells} in a sensitivity, {count} in all; a table has at most {_MAX_CELLS}")
     ends = np.arange(count + 1) / cells
     masses = np.asarray(noise.mass(ends[:-1], ends[1:]))
     return np.maximum(-np.diff(np.log(masses)), 0.0)
@@ -174,7 +182,7 @@ class Descent:
         """Return the least variance, the falls that have it on the budget, and the number of steps."""
         from scipy.optimize import minimize  # Imported on use: it takes 0.15 s.
 
-        bounds = [(0.0, None)] * (len(falls) - 1) + [(_FLATTEST, None)]
+        bounds = [(0.0, None)] * (len(falls) - 1) + [(_MIN_LAST_FALL, None)]
         start = np.maximum(falls, [low for low, _ in bounds])
         options = {"maxiter": turns, "maxfun": 2 * turns, "maxcor": 30, "ftol": 1e-9, "gtol": 1e-9}
         result = minimize(self.log_variance, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options)
@@ -184,17 +192,17 @@ class Descent:
     def log_variance(self, falls: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the log of the variance at the temperature of the budget, and its gradient in the falls."""
         goal, low, high = math.log(self.delta), 0.0, math.inf
-        for _ in range(_TEMPERATURES):
+        for _ in range(_MAX_TEMPERATURE_STEPS):
             scaled = falls * self.temperature
             log_delta, of_delta = self.log_delta(scaled)
             slope = float(of_delta @ scaled)  # The derivative in the log of the temperature.
             off = log_delta - goal
-            if slope > 0 and abs(off) <= min(_CLOSE * max(slope, 1.0), _ROUGH):
+            if slope > 0 and abs(off) <= min(_TEMPERATURE_TOLERANCE * max(slope, 1.0), _LOG_DELTA_TOLERANCE):
                 break
             low, high = (self.temperature, high) if off < 0 else (low, self.temperature)
             if slope > 0:
                 # Noise that is nearly pure has a delta that is linear in the temperature, and not its logarithm.
-                linear = off > 0 or slope > _STEEP
+                linear = off > 0 or slope > _STEEP_LOG_DELTA
                 step = (math.expm1(min(-off, 50.0)) if linear else -off) / slope
                 aim = self.temperature * math.exp(min(max(step, -0.5), 0.5))
             else:
@@ -238,7 +246,7 @@ class Descent:
         c, most = self.tilt, k * float(loss.max())
         width = _WINDOW * spread * math.sqrt(k)
         # The sums of few losses are not nearly normal: if they are bounded near eps the grid has all of them.
-        width = (max(width, min(2.2 * most, 5 * eps)) if k <= _FEW else min(width, 2.2 * most)) + 2 * eps / k
+        width = (max(width, min(2.2 * most, 5 * eps)) if k <= _MAX_WHOLE_SUMS else min(width, 2.2 * most)) + 2 * eps / k
         # eps/k is on the grid, or for few points eps.
         step = eps / k / max(math.ceil(eps / k * _POINTS / width), 1)
         at = np.floor(loss / step).astype(int)
@@ -273,7 +281,7 @@ class Descent:
     def _solve_tilt(self, p: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
         """Find the tilt at which the mean of the loss is eps/k; return (log of the moment, the standard deviation)."""
         aim, log_p = self.epsilon / self.count, np.log(np.maximum(p, 1e-300))
-        for _ in range(_TILTS):
+        for _ in range(_MAX_TILT_STEPS):
             logs = log_p + self.tilt * loss
             top = logs.max()
             weights = np.exp(logs - top)
@@ -288,4 +296,4 @@ class Descent:
             self.tilt = min(
                 max(self.tilt - change, self.tilt / 3, 1e-3), 3 * self.tilt + 1, 700 / max(loss.max(), 1e-9)
             )
-        return log_m, math.sqrt(variance) + _LEAST_SPREAD * abs(float(loss.max()))
+        return log_m, math.sqrt(variance) + _MIN_SPREAD * abs(float(loss.max()))

@@ -29,23 +29,33 @@ from dpkernels.proven import proven
 
 __all__ = ["least_report_variance", "least_variance"]
 
-_MOST_RELEASES = 128  # More of them are sums of several.
-_GRID = 1.01  # The ratio of neighbouring probabilities of a result other than 0.
-_COARSE, _BISECTIONS, _UPWARDS = 100, 30, 2e-4  # The differences that are bisected; by how much others are moved up.
-_LEAST = 1e-150  # The least mass of a sum that is kept.
-_POSITIONS = 1e-11  # The error that is allowed for positions, which are rounded to 1e-12, and for functions.
+_MAX_RELEASES = 128  # More of them are sums of several.
+_GRID_RATIO = 1.01  # The ratio of neighbouring probabilities of a result other than 0.
+_COARSE_POINTS = 100  # The points at which a difference is found by bisection.
+_BISECTIONS = 30  # The halvings for each of them.
+_DIFFERENCE_MARGIN = 2e-4  # The share by which the differences between these points are moved up.
+_MIN_MASS = 1e-150  # The least mass of a sum that is kept.
+_POSITION_ERROR = 1e-11  # The error that is allowed for positions, which are rounded to 1e-12, and for functions.
 _ON_KNOT = 2e-12  # The distance from a knot, and that in spacings, up to which a point is on it.
-_ROUNDED = 1e-9  # The relative error that is allowed for sums of positive floats.
-_OF_ONE = 4e-15  # The error that is allowed for differences from 1.
-_OF_INTEGRALS = 1e-16  # That of an integral of slopes.
-_RESOLUTION, _MOST_CELLS = 20.0, 256  # The knots in a standard deviation, and the most in a sensitivity.
-_TAIL, _WIDEST = 30.0, 10.0  # The most of log(k/delta), and the standard deviations that Gaussian noise extends to.
-_FEW = 2.5  # Up to so many sensitivities of a standard deviation smaller shifts matter, too.
-_SHIFTS, _SHIFTS_OF_ONE = (0.5, 1.0), (0.4, 0.5, 2 / 3, 5 / 6, 1.0)  # Of one release there is one slope.
-_NEAR = (0.9, 1.15)  # The slopes of the smaller ones: logs over eps/k.
-_MOST_STEPS = 40_000  # Of the solver. Without an optimum the bound is that of fewer slopes, or 0.
-_EDGE, _BEYOND_EDGE, _SLOPES, _FARTHEST = 1.2, 30.0, 1500, 500.0  # Of logs of slopes for reports; the first over eps/k.
-_REFINEMENTS, _NEGLIGIBLE = 2, 1e-4  # Of the slopes, and the part of the bound of a slope that is not refined.
+_SUM_ERROR = 1e-9  # The relative error that is allowed for sums of positive floats.
+_ERROR_OF_ONE = 4e-15  # The error that is allowed for differences from 1.
+_INTEGRAL_ERROR = 1e-16  # That of an integral of slopes.
+_KNOTS_PER_DEVIATION = 20.0  # The knots in a standard deviation.
+_MAX_KNOTS = 256  # The most knots in a sensitivity.
+_MAX_LOG_ODDS = 30.0  # The most of log(k/delta) that decides how far the knots reach.
+_MAX_DEVIATIONS = 10.0  # How many standard deviations Gaussian noise extends to.
+_WIDE_NOISE = 2.5  # Up to so many sensitivities of a standard deviation smaller shifts matter, too.
+_SHIFTS = (0.5, 1.0)  # The shifts that matter, in sensitivities.
+_SHIFTS_OF_ONE = (0.4, 0.5, 2 / 3, 5 / 6, 1.0)  # Those of one release, of which there is one slope.
+_SMALL_SHIFT_SLOPES = (0.9, 1.15)  # The slopes of the smaller shifts: logs over eps/k.
+_MAX_SOLVER_STEPS = 40_000  # Of the solver. Without an optimum the bound is that of fewer slopes, or 0.
+# The slopes for reports; their logs are evenly spaced up to an edge, and geometrically beyond it.
+_EDGE = 1.2  # The edge, over eps/k.
+_MAX_EDGE = 500.0  # The most of it: e^x overflows float64 from 709.8 on.
+_BEYOND_EDGE = 30.0  # How far beyond the edge the logs go.
+_SLOPES = 1500  # The slopes on either side of it.
+_REFINEMENTS = 2  # How often slopes are refined.
+_NEGLIGIBLE = 1e-4  # The share of the bound of a slope that is not refined.
 
 
 @in_64_bits
@@ -76,9 +86,9 @@ def least_variance(*, epsilon: float, delta: float, count: int = 1, sensitivity:
     checks.positive("epsilon", epsilon)
     checks.integer_in("count", count, 1, 1 << 40)
     # The sum of m releases has m times the noise and m times the sensitivity, and is one of count/m releases.
-    together = math.ceil(count / _MOST_RELEASES)
+    together = math.ceil(count / _MAX_RELEASES)
     bound = together * _unit_bound(float(epsilon), float(delta), count // together)
-    return float(bound * float(sensitivity) ** 2 * (1 - _ROUNDED))
+    return float(bound * float(sensitivity) ** 2 * (1 - _SUM_ERROR))
 
 
 @in_64_bits
@@ -116,16 +126,16 @@ def least_report_variance(
     checks.integer_in("count", count, 1, 1 << 40)
     checks.interval(lower, upper)
     # The mean of m reports is one of count/m reports, with a variance that is smaller by m.
-    together = math.ceil(count / _MOST_RELEASES)
+    together = math.ceil(count / _MAX_RELEASES)
     region = Region(float(epsilon), float(delta), count // together)
-    edge = min(_EDGE * region.epsilon / region.count, _FARTHEST)
+    edge = min(_EDGE * region.epsilon / region.count, _MAX_EDGE)
     logs = np.concatenate([np.linspace(0.0, edge, _SLOPES), np.geomspace(edge, edge + _BEYOND_EDGE, _SLOPES)])
     slopes = np.exp(logs)
     limits = region.largest(slopes)  # They fall, so those at the left ends are bounds.
     a, b = slopes[:-1], slopes[1:]
     weights = np.append(4 * (b - a) / (1 + a) / (1 + b) * (1 / (1 + a) + 1 / (1 + b)), 4 / (1 + slopes[-1]) ** 2)
-    T = float(weights @ limits) * (1 + _ROUNDED) + _OF_INTEGRALS
-    return max(together * (1 / T - 1) * float((upper - lower) / 2) ** 2 * (1 - _ROUNDED), 0.0)
+    T = float(weights @ limits) * (1 + _SUM_ERROR) + _INTEGRAL_ERROR
+    return max(together * (1 / T - 1) * float((upper - lower) / 2) ** 2 * (1 - _SUM_ERROR), 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -133,8 +143,8 @@ def _unit_bound(epsilon: float, delta: float, count: int) -> float:
     """Return the bound at sensitivity 1, for slopes that are refined where they matter."""
     region = Region(epsilon, delta, count)
     deviation = min(1 / float(gaussian_ratio(epsilon, delta, count, None)), math.sqrt(2) * count / epsilon)
-    shifts = _SHIFTS_OF_ONE if count == 1 else _SHIFTS if deviation < _FEW else (1.0,)
-    near = np.exp(np.minimum(np.array(_NEAR) * epsilon / count, 600.0))
+    shifts = _SHIFTS_OF_ONE if count == 1 else _SHIFTS if deviation < _WIDE_NOISE else (1.0,)
+    near = np.exp(np.minimum(np.array(_SMALL_SHIFT_SLOPES) * epsilon / count, 600.0))
     program = Program(deviation, math.log(count / delta), np.array(shifts), near)
     best, slopes = 0.0, region.first_slopes()
     for _ in range(_REFINEMENTS if count > 1 else 1):
@@ -185,29 +195,29 @@ class Region:
         Between two values of the total t the largest difference rises, and its ratio to t falls.
         """
         if self.count == 1:
-            both = 1 - (1 + slopes) * ((1 - self.delta) / (1 + math.exp(self.epsilon))) + _OF_ONE
+            both = 1 - (1 + slopes) * ((1 - self.delta) / (1 + math.exp(self.epsilon))) + _ERROR_OF_ONE
             return np.where(slopes >= math.exp(self.epsilon), self.delta, np.maximum(both, self.delta))
         t, d = self.total, self.difference
         meeting = np.minimum(t[:-1] * d[1:] / d[:-1], t[1:])
         up, down = (1 + slopes[:, None]) / 2, (slopes[:, None] - 1) / 2
         ends = np.maximum(up * d[:-1] - down * t[:-1], up * d[1:] - down * meeting)
         # Below the first total v - S u <= v - u.
-        return np.maximum(ends.max(axis=1), d[0]) * (1 + _ROUNDED)
+        return np.maximum(ends.max(axis=1), d[0]) * (1 + _SUM_ERROR)
 
     def _boundary(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (t, d) such that k releases have more than delta at each of them."""
         # With a smaller total the result 1, if impossible under P, has at most delta in k releases.
         least = -math.expm1(math.log1p(-self.delta) / self.count)
-        coarse = np.geomspace(least, 1.0, _COARSE)
-        low, high = np.zeros(_COARSE), coarse.copy()
+        coarse = np.geomspace(least, 1.0, _COARSE_POINTS)
+        low, high = np.zeros(_COARSE_POINTS), coarse.copy()
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             above = self.delta_below(coarse, middle) > self.delta
             low, high = np.where(above, low, middle), np.where(above, middle, high)
-        total = np.geomspace(least, 1.0, 2 + math.ceil(-math.log(least) / math.log(_GRID)))
+        total = np.geomspace(least, 1.0, 2 + math.ceil(-math.log(least) / math.log(_GRID_RATIO)))
         total[-1] = 1.0
-        difference = np.exp(np.interp(np.log(total), np.log(coarse), np.log(high))) * (1 + _UPWARDS)
-        left, upwards = np.arange(len(total)), _UPWARDS
+        difference = np.exp(np.interp(np.log(total), np.log(coarse), np.log(high))) * (1 + _DIFFERENCE_MARGIN)
+        left, upwards = np.arange(len(total)), _DIFFERENCE_MARGIN
         while True:
             difference = np.minimum(difference, total)  # The largest possible one.
             t, d = total[left], difference[left]
@@ -228,7 +238,7 @@ class Region:
         over = losses - (self.epsilon * (1 + 1e-12) + 1e-12)
         gains = np.where(over > 0, -np.expm1(-np.maximum(over, 0.0)), 0.0)
         sums = _power(masses, self.count)[:, self.count + 1 :]
-        return np.asarray((sums * gains).sum(axis=1) * (1 - _ROUNDED))
+        return np.asarray((sums * gains).sum(axis=1) * (1 - _SUM_ERROR))
 
 
 def _power(masses: np.ndarray, count: int) -> np.ndarray:
@@ -246,7 +256,7 @@ def _convolve(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     result = np.zeros((len(one), one.shape[1] + other.shape[1] - 1))
     for index in range(other.shape[1]):
         result[:, index : index + one.shape[1]] += one * other[:, index : index + 1]
-    result[result < _LEAST] = 0.0  # Less is a lower bound, too, and subnormal floats are slow.
+    result[result < _MIN_MASS] = 0.0  # Less is a lower bound, too, and subnormal floats are slow.
     return result
 
 
@@ -254,10 +264,13 @@ class Program:
     """The linear program of the bound at sensitivity 1, on knots that are equally spaced from s/2 of each shift s."""
 
     def __init__(self, deviation: float, log_odds: float, shifts: np.ndarray, near: np.ndarray) -> None:
-        spacing = deviation / _RESOLUTION
+        spacing = deviation / _KNOTS_PER_DEVIATION
         if spacing < 0.5:  # Then shifts are multiples of it.
-            spacing = 1 / min(2 * math.ceil(0.5 / spacing), _MOST_CELLS)
-        reach = min(deviation / math.sqrt(2) * (min(log_odds, _TAIL) + 5), max(_WIDEST * deviation, log_odds + 5))
+            spacing = 1 / min(2 * math.ceil(0.5 / spacing), _MAX_KNOTS)
+        reach = min(
+            deviation / math.sqrt(2) * (min(log_odds, _MAX_LOG_ODDS) + 5),
+            max(_MAX_DEVIATIONS * deviation, log_odds + 5),
+        )
         self.near = near
         self.shifts = np.unique(np.round(shifts / spacing)) * spacing if spacing <= 0.5 else shifts[-1:]
         self.spacing = spacing
@@ -301,18 +314,18 @@ class Program:
             b_ub=np.concatenate([x**2, np.zeros(len(scale))]),
             bounds=[(0.0, None)] * (len(scale) + len(sizes)) + [(None, None)],
             method="highs-ds",
-            options={"maxiter": _MOST_STEPS},
+            options={"maxiter": _MAX_SOLVER_STEPS},
         )
         if result.x is None:
             return 0.0, np.zeros(len(slopes))
         functions = np.maximum(result.x[: len(scale)], 0.0)
         limits = np.maximum.reduceat(functions * scale, starts)
         size = x[-1] * (x[-1] + 1) + float((abs(gains) @ functions).max())
-        rounding = _POSITIONS * max(1.0, 1 / self.spacing) * size
+        rounding = _POSITION_ERROR * max(1.0, 1 / self.spacing) * size
         # A square exceeds its chord, less a quarter of the squared distance of the ends.
         value = float((x**2 + gains @ functions).min()) - float(np.diff(x).max()) ** 2 / 4
         parts = limits * costs
-        bound = value - float(parts.sum()) * (1 + _ROUNDED) - rounding
+        bound = value - float(parts.sum()) * (1 + _SUM_ERROR) - rounding
         return max(bound, 0.0), np.bincount(slope_of_block, parts, len(slopes))
 
     def _at(self, z: np.ndarray, knots: np.ndarray) -> Any:

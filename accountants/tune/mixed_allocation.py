@@ -31,11 +31,17 @@ from dpkernels.solve import newton
 
 __all__ = ["MixedAllocation", "allocate_mixed"]
 
-_LEVELS, _FINAL_LEVELS = 2, 4  # Of Laplace noise, in the search for their number, and at its end.
-_TURNS, _STEP, _POWER = 6, 1e-3, 0.25  # The most steps of the levels; that of differences; x^4 g/x^2 is about constant.
-_GAIN = 1e-4  # The relative gain at which steps end.
-_WORSE = 1.05  # The relative loss at which no more Laplace noise is tried.
-_TOLERANCE, _LONGEST, _FARTHEST = 1e-4, 1.0, 40.0  # Of the logarithm of the common factor of all ratios.
+_LEVELS = 2  # The levels of Laplace noise in the search for the number of queries with it,
+_FINAL_LEVELS = 4  # and at its end.
+_MAX_ITERATIONS = 6  # The most steps of the levels.
+_DIFFERENCE = 1e-3  # The step of differences, of the log of a ratio.
+_POWER = 0.25  # The exponent of a step of a ratio x: where the gain grows like x^2, one step ends at the optimum.
+_MIN_GAIN = 1e-4  # The relative gain at which steps end.
+_MAX_VALUE_RATIO = 1.05  # The ratio to the best value at which no more Laplace noise is tried.
+# The logarithm of the common factor of all ratios:
+_TOLERANCE = 1e-4  # its tolerance,
+_MAX_STEP = 1.0  # the longest step,
+_SEARCHED = 40.0  # and how far from 0 it is searched.
 _REFINEMENTS = 5  # Of the number of queries with Laplace noise.
 
 
@@ -122,7 +128,7 @@ class _Search:
     def best_count(self) -> int:
         """Return the best number, at least 1, by doubling and by halving the distance to its neighbours."""
         n, count = self.s.size, 1
-        while self.value(count) <= _WORSE * min(self.values.values()) and count < n:
+        while self.value(count) <= _MAX_VALUE_RATIO * min(self.values.values()) and count < n:
             count = min(2 * count, n)
         for _ in range(_REFINEMENTS):
             tried = sorted(self.values)
@@ -201,28 +207,28 @@ class _Split:
         def missing(t: float, _: object) -> float:
             return math.log(self.epsilon / self.estimate(ratios * math.exp(t)))
 
-        ends = -_FARTHEST, _FARTHEST
-        return ratios * math.exp(newton(missing, (), 0.0, ends, tolerance=_TOLERANCE, longest=_LONGEST, clip=True))
+        ends = -_SEARCHED, _SEARCHED
+        return ratios * math.exp(newton(missing, (), 0.0, ends, tolerance=_TOLERANCE, longest=_MAX_STEP, clip=True))
 
     def descended(self) -> np.ndarray:
         """Return the best ratios on the budget."""
         size = math.sqrt(float((np.append(self.counts, 1)[: len(self.start)] * self.start**2).sum()))
         best = ratios = self.on_budget(self.start * self.epsilon / size / 5)
-        for _ in range(_TURNS):
+        for _ in range(_MAX_ITERATIONS):
             gains = np.array([self._gain(ratios, index) for index in range(len(ratios))])
             target = (self.costs[: len(ratios)] / ratios**2 / gains) ** _POWER
             ratios = self.on_budget(ratios * target / target.mean())
             gain = self.value(best) - self.value(ratios)
             best = ratios if gain > 0 else best
-            if gain <= _GAIN * self.value(best):
+            if gain <= _MIN_GAIN * self.value(best):
                 break
         return best
 
     def _gain(self, ratios: np.ndarray, index: int) -> float:
         """Return the derivative of the composed epsilon in the logarithm of a ratio, which the budget's is near."""
         up = ratios.copy()
-        up[index] *= math.exp(_STEP)
-        return max(self.estimate(up) - self.epsilon, 1e-12) / _STEP
+        up[index] *= math.exp(_DIFFERENCE)
+        return max(self.estimate(up) - self.epsilon, 1e-12) / _DIFFERENCE
 
     def batches(self, ratios: np.ndarray) -> tuple[Additive, Additive]:
         """Return the batches of Laplace and of Gaussian noise, with claims."""

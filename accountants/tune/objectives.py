@@ -49,7 +49,10 @@ _NODES, _WEIGHTS = gauss_legendre(2)
 # Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
 _INPUTS = np.linspace(0.0, 1.0, 33)
 _BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
-_BINS, _CELLS, _IN_BIN = 48, 192, 4  # Of an estimated distribution; inputs a bin, evenly spaced.
+# An estimated distribution:
+_BINS = 48  # its bins,
+_CELLS = 192  # the cells of reports,
+_INPUTS_IN_BIN = 4  # and the inputs in a bin, evenly spaced.
 
 
 def probability_within(mechanism: Any, x: Any, theta: Real) -> Real:
@@ -100,12 +103,12 @@ def _prior() -> np.ndarray:
 def channel(mechanism: Mechanism) -> RealArray:
     """Return A, of shape (K, d): P(report in cell | bin), cells evenly spaced over the output interval."""
     (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
-    x = lower + (upper - lower) * (np.arange(_BINS * _IN_BIN) + 0.5) / (_BINS * _IN_BIN)
+    x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS_IN_BIN) + 0.5) / (_BINS * _INPUTS_IN_BIN)
     inner = low + (high - low) * np.linspace(0, 1, _CELLS + 1)[1:-1, None]
     below = mechanism.cdf(inner, x)
     xp = namespace(below)
     below = xp.concatenate([xp.zeros((1, x.size)), below, xp.ones((1, x.size))])
-    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _IN_BIN).mean(-1)
+    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS_IN_BIN).mean(-1)
 
 
 def cdf_error(mechanism: Local, reports: Real) -> Real:

@@ -32,15 +32,18 @@ _NEGLIGIBLE = 1e-3  # What a step promises, by the slope, when a descent is done
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 _DIFFERENCE = 1e3  # The step of differences, in units of the gain that ends a search.
 # Of many starts the worse half is dropped after so many trials, again and again, until a quarter is left, or so many.
-_TRIALS, _LEAST_KEPT = 20, 4
-# The first simplex of a search at a kink, and the relative gain that a further one follows.
-_SIMPLEX, _STALLED = 0.1, 1e-6
-_FARTHEST, _WIDER = 60.0, 1.6  # The largest |z| of a bracket, and the growth of its steps.
-_NEARBY = 0.01  # The first step from a start that is known to be good.
-_ALIKE = 2  # Brent's method ends after so many values in a row that differ from the best by less than the gain.
+_TRIALS = 20
+_MIN_KEPT = 4
+_SIMPLEX = 0.1  # The size of the first simplex of a search at a kink.
+_KINK_GAIN = 1e-6  # The relative gain that another simplex follows.
+_MAX_Z = 60.0  # The largest |z| of a bracket.
+_BRACKET_GROWTH = 1.6  # The growth of the steps of a bracket.
+_FIRST_STEP = 0.01  # The first step from a start that is known to be good.
+_MAX_ALIKE = 2  # Brent's method ends after so many values in a row that differ from the best by less than the gain.
 _HALVINGS = 50  # Of the way from a member that meets a constraint to one that misses it.
-# The weight of a missed constraint, relative to the value, at first; it grows by the square of that, so many times.
-_PENALTY, _PENALTIES = 10.0, 3
+# The weight of a missed constraint, relative to the value, at first. It grows by the square of that,
+_PENALTY = 10.0
+_MAX_PENALTIES = 3  # and so many weights are tried.
 
 
 class SearchResult(NamedTuple):
@@ -195,7 +198,7 @@ def search(
         least = int(np.argmin(values))
         beginnings.append(SearchResult(start[least], values[least]))
     descents = [each for each in beginnings if each.value < math.inf]
-    best_count = max(len(beginnings) // 4, _LEAST_KEPT)
+    best_count = max(len(beginnings) // 4, _MIN_KEPT)
     while len(descents) > best_count:
         ended = [descend(cost, rule, each, _TRIALS, optimizer is None) for each in descents]
         descents = sorted(ended, key=lambda each: each.value)[: max(len(ended) // 2, best_count)]
@@ -221,7 +224,7 @@ def _across_kinks(cost: Cost, lowest: SearchResult, turns: int) -> SearchResult:
     value = cost(simplex.x)
     path = [*lowest.path, (simplex.x, value)]
     further = lowest._replace(z=simplex.x, value=value, solved=cost.solved, path=path, memory=None)
-    enough = lowest.value - value <= _STALLED * abs(value)
+    enough = lowest.value - value <= _KINK_GAIN * abs(value)
     return further if enough else _across_kinks(cost, further, turns)
 
 
@@ -233,10 +236,10 @@ def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: SearchResult | N
         around = np.concatenate([[math.inf], values, [math.inf]])
         is_lowest = (values <= around[:-2]) & (values <= around[2:]) & (values < math.inf)
         lowest = sorted(np.flatnonzero(is_lowest).tolist(), key=values.__getitem__)[: points.shape[1]]
-        steps = np.diff(grid, prepend=2 * grid[0] - grid[1]) if len(grid) > 1 else np.array([_NEARBY])
+        steps = np.diff(grid, prepend=2 * grid[0] - grid[1]) if len(grid) > 1 else np.array([_FIRST_STEP])
         brackets = [(grid[at], values[at], steps[at], steps[min(at + 1, len(grid) - 1)]) for at in lowest]
     else:
-        brackets = [(float(near.z[0]), cost(near.z), _NEARBY, _NEARBY)]
+        brackets = [(float(near.z[0]), cost(near.z), _FIRST_STEP, _FIRST_STEP)]
     descents = [_brent(cost, *bracket, turns) for bracket in brackets if bracket[1] < math.inf]
     return min(descents, key=lambda each: each.value, default=NOTHING)
 
@@ -259,13 +262,13 @@ def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns:
         return value
 
     def until_alike(z: float) -> float:
-        if alike >= _ALIKE:
+        if alike >= _MAX_ALIKE:
             raise StopIteration
         return evaluate(z)
 
     at = [(z - left, evaluate(z - left)), (z, value), (z + right, evaluate(z + right))]
-    while (side := 0 if at[0][1] < at[1][1] else 2 if at[2][1] < at[1][1] else 1) != 1 and abs(at[side][0]) < _FARTHEST:
-        z = at[side][0] + _WIDER * (at[side][0] - at[1][0])
+    while (side := 0 if at[0][1] < at[1][1] else 2 if at[2][1] < at[1][1] else 1) != 1 and abs(at[side][0]) < _MAX_Z:
+        z = at[side][0] + _BRACKET_GROWTH * (at[side][0] - at[1][0])
         following = z, evaluate(z)
         at = [following, at[0], at[1]] if side == 0 else [at[1], at[2], following]
     (low, below), (middle, value), (high, above) = at
@@ -396,7 +399,7 @@ def search_constrained(
     a last step leads towards that place, as far as they allow.
     """
     lowest, heavier = NOTHING, _PENALTY
-    for _ in range(_PENALTIES):
+    for _ in range(_MAX_PENALTIES):
         typical = abs(cost.nearest.value) if cost.nearest.value < math.inf else 1.0
         cost.weight, heavier = heavier * max(typical, 1e-300), heavier * _PENALTY**2
         lowest = search(cost, points, turns, optimizer, near)

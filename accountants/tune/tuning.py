@@ -23,10 +23,11 @@ from dpkernels.numerics import Real, RealArray
 __all__ = ["Result", "SweepResult", "best", "compare", "many", "pareto_front"]
 
 TURNS = 200  # A descent ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
-# For one free number; for each further one four times the starts, and two times the points of each; and at most.
-_STARTS, _MOST_STARTS = 2, 64
-_POINTS, _MOST_POINTS = 3, 12
-_MOST = 100_000  # Of starts and of turns.
+_STARTS = 2  # The starts for one free number; each further one needs four times as many.
+_MAX_STARTS = 64  # The most by default.
+_POINTS = 3  # The points of a start for one free number; each further one needs twice as many.
+_MAX_POINTS = 12  # The most of them.
+_MAX_ALLOWED = 100_000  # The most starts and turns that a caller may ask for.
 _NEAR = 1 / 6  # The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
 _COLD = 20  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
 _MANY = 200  # So many budgets are worth an optimised program.
@@ -331,7 +332,7 @@ def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
 def _limits(turns: int, optimizer: object) -> tuple[int, optax.GradientTransformation | None]:
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
-    return checks.integer_in("turns", turns, 1, _MOST), optimizer
+    return checks.integer_in("turns", turns, 1, _MAX_ALLOWED), optimizer
 
 
 def _checked_constraints(constraints: Any) -> tuple[Constraint, ...]:
@@ -365,8 +366,10 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     """Return the points of each start, neighbours where one number is free: of shape (points, starts, free)."""
     free = sum(domain.size for domain in family.domains.values())
     further = max(free - 1, 0)
-    chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else checks.integer_in("starts", count, 1, _MOST)
-    points = min(_POINTS * 2 ** (further + family.needs_second_search), _MOST_POINTS)
+    chosen = (
+        min(_STARTS * 4**further, _MAX_STARTS) if count is None else checks.integer_in("starts", count, 1, _MAX_ALLOWED)
+    )
+    points = min(_POINTS * 2 ** (further + family.needs_second_search), _MAX_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 

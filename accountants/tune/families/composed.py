@@ -31,8 +31,9 @@ __all__ = ["composed", "free_rate", "shuffled"]
 
 # The last Newton step of the logarithm of a budget that several releases allow to each; the error is its square.
 _TOLERANCE = 1e-5
-# The least tuned rate, and the least one relative to delta. At smaller rates a release needs no noise at all.
-_LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
+# At smaller rates than these a release needs no noise at all.
+_MIN_RATE = 1e-6  # The least tuned rate,
+_MIN_RATE_OF_DELTA = 100.0  # and the least one over delta.
 
 _SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "count": recycling.sampling_noise_count,
@@ -150,7 +151,7 @@ class Composed(Family):
         if not isinstance(self.rate, FreeRate):
             return self.each.domains
         xp = namespace(self.delta)
-        lowest = xp.maximum(_LEAST_RATE, xp.minimum(_SHARE_OF_DELTA * self.delta, 0.5))
+        lowest = xp.maximum(_MIN_RATE, xp.minimum(_MIN_RATE_OF_DELTA * self.delta, 0.5))
         return {**self.at(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property

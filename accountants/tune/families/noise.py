@@ -47,18 +47,20 @@ __all__ = [
 ]
 
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
-_DEEPEST = 1.5  # Deeper falls of merged Laplace noise between breaks, in units of eps, are no optimum.
+_MAX_FALL = 1.5  # Deeper falls of merged Laplace noise between breaks, in units of eps, are no optimum.
 _GAPS = (1e-4, 2.0)  # Between its breaks, in units of D: a window of length D sees no two sides of a wider one.
 # Scales of truncated noise on [-1, 1], from noise without visible truncation to nearly uniform noise.
 _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
 _WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))  # Deltas next to 1e-12 are known to some percent only, in floats.
-_SPAN = 7.5  # ln of the widest scale where a search starts, in units of the least one that may do.
-# The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
-_SPIKE, _THINNEST = 1e-2, 1e-8
-# The step of the log density at theta: the least in units of eps, and the most, which is all but truncation.
-_LEAST_STEP, _MOST_STEP = 1e-2, 28.0
-_LEAST_RATE = 100.0  # Of a sampling rate, relative to delta: below p = delta there is no budget.
-_WHOLE = 1 - 1e-6  # A best rate so close to 1 is 1: sampling noise is a kink there.
+_SCALE_SPAN = 7.5  # ln of the widest scale where a search starts, in units of the least one that may do.
+# The least theta, in units of the kernel's scale:
+_MIN_SPIKE = 1e-2  # times e^-eps, because a spike has e^eps times the density,
+_MIN_THETA = 1e-8  # and for any eps.
+# The step of the log density at theta:
+_MIN_STEP = 1e-2  # the least, in units of eps,
+_MAX_STEP = 28.0  # and the most, which is all but truncation.
+_MIN_RATE_OF_DELTA = 100.0  # The least sampling rate over delta: below p = delta there is no budget.
+_WHOLE_RATE = 1 - 1e-6  # A best rate so close to 1 is 1: sampling noise is a kink there.
 
 
 def check_budget(epsilon: Real, delta: Real, sensitivity: Real) -> None:
@@ -106,7 +108,7 @@ class MergedLaplaces(PureDPFamily):
     def domains(self) -> dict[str, Domain]:
         n = self.segments - 1
         low, high = (gap * self.sensitivity for gap in _GAPS)
-        return {"falls": Between(0.0, _DEEPEST, count=n), "breaks": Ordered(n, low, high, span=(-0.1, 1.2))}
+        return {"falls": Between(0.0, _MAX_FALL, count=n), "breaks": Ordered(n, low, high, span=(-0.1, 1.2))}
 
     def build(self, free: dict[str, Real]) -> Additive:
         breaks: Any = free["breaks"]
@@ -257,8 +259,8 @@ class RecycledShape(Scaled):
     def domains(self) -> dict[str, Domain]:
         """Return the domains: theta goes from a spike to where the mass beyond it does not matter for delta."""
         xp = namespace(self.epsilon)
-        spike = xp.maximum(_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _THINNEST)
-        steps = LogBetween(_LEAST_STEP * self.epsilon, _MOST_STEP)
+        spike = xp.maximum(_MIN_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _MIN_THETA)
+        steps = LogBetween(_MIN_STEP * self.epsilon, _MAX_STEP)
         return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
 
     @property
@@ -287,7 +289,9 @@ class Recycled(RecycledShape):
     def domains(self) -> dict[str, Domain]:
         D = self.sensitivity
         if self.typical is None:
-            scale = GreaterThan(0.0, D / infeasible_shift(self.kernel, self.epsilon, self.delta), span=(0.0, _SPAN))
+            scale = GreaterThan(
+                0.0, D / infeasible_shift(self.kernel, self.epsilon, self.delta), span=(0.0, _SCALE_SPAN)
+            )
         else:
             scale = GreaterThan(0.0, self.typical, span=(0.1, 2.5))
         free: dict[str, Domain] = {self.kernel.lengths[0]: scale}
@@ -418,8 +422,11 @@ class SampledRecycled(Family):
         xp = namespace(self.epsilon, self.delta)
         # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
         densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
-        lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
-        return {"scale": GreaterThan(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
+        lowest = xp.maximum(xp.minimum(_MIN_RATE_OF_DELTA * self.delta, 0.5), densest)
+        return {
+            "scale": GreaterThan(0.0, 1.0, span=(0.0, _SCALE_SPAN)),
+            "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57)),
+        }
 
     def build(self, free: dict[str, Any]) -> Subsampled:
         p = free["rate"]
@@ -437,7 +444,7 @@ class SampledRecycled(Family):
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
     def certified_member(self, free: dict[str, Any]) -> Subsampled:
-        p = 1.0 if free["rate"] > _WHOLE else free["rate"]
+        p = 1.0 if free["rate"] > _WHOLE_RATE else free["rate"]
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
         sample: dict[str, Any] = {
             "rate": p,

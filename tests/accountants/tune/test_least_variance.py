@@ -154,7 +154,7 @@ def test_a_bound_is_proven_by_its_functions(monkeypatch, count, shifts, spread):
 def test_many_releases_are_sums(monkeypatch):
     """Ten releases are three sums of three, and one more, where a program has at most four."""
     three = tune.least_variance(epsilon=2.0, delta=1e-5, count=3)
-    monkeypatch.setattr(sys.modules["accountants.tune.least_variance"], "_MOST_RELEASES", 4)
+    monkeypatch.setattr(sys.modules["accountants.tune.least_variance"], "_MAX_RELEASES", 4)
     assert tune.least_variance(epsilon=2.0, delta=1e-5, count=10) == pytest.approx(3 * three, rel=1e-12)
     assert tune.least_variance(epsilon=2.0, delta=1e-5, count=3, sensitivity=3.0) == pytest.approx(9 * three, rel=1e-12)
 
@@ -205,7 +205,7 @@ def test_known_reports_are_close_to_the_bound(monkeypatch, epsilon, count, make,
     variance = float(calibrate.composed_budget(make, **budget, lower=0.0, upper=10.0).worst_variance)
     bound = tune.least_report_variance(**budget, lower=0.0, upper=10.0)
     assert bound <= variance <= bound * (1 + excess)
-    monkeypatch.setattr(sys.modules["accountants.tune.least_variance"], "_MOST_RELEASES", count)
+    monkeypatch.setattr(sys.modules["accountants.tune.least_variance"], "_MAX_RELEASES", count)
     assert tune.least_report_variance(**budget | {"count": 3 * count}) == pytest.approx(3 * bound / 25, rel=1e-12)
     # With limits that are too small the bound exceeds the variance.
     true = Region.largest
