@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-_COLOUR, _BAND = "C0", 0.3  # The colour of all numbers, and the opacity of their intervals.
-_ROOM = 1.15  # the height of axes over that of their highest band
+_COLOUR = "C0"  # the colour of all numbers
+_ALPHA = 0.3  # the opacity of their intervals
+_HEADROOM = 1.15  # the height of axes over that of their highest band
 
 
 def draw_intervals(
@@ -18,7 +19,7 @@ def draw_intervals(
 
     The line is dotted where the interval includes 0: the data do not show that there is anything.
     """
-    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_BAND, linewidth=0, label=interval)
+    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_ALPHA, linewidth=0, label=interval)
     shown = low > 0
     ax.hlines(value[shown], left[shown], right[shown], color=_COLOUR, linewidth=2, label="estimate")
     if not shown.all():
@@ -31,7 +32,7 @@ def draw_intervals(
 
 def share_scale(axes: Sequence[Any]) -> None:
     """Give axes that share their scale the same end, with room for a legend above the bands."""
-    axes[0].set_ylim(0, _ROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
+    axes[0].set_ylim(0, _HEADROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
 
 
 def set_labels(ax: Any, x: Any, y: Any) -> None:

@@ -25,12 +25,19 @@ from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 
-# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
-NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
+# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py), 20 to 24 to ``choice``
+# and ``categories``.
+NOISE_STREAM = 16
+ROUNDING_STREAM = 17  # The rounding of an input to the grid, at random.
+CHOICE_STREAM = 18  # The choice between two mechanisms.
+COORDINATE_STREAM = 19  # The first of the coordinates of a vector that are reported.
 # The mechanisms of a batch, or of its parts, share a key. Words of two lengths from one stream would overlap, word
 # 2j + 1 of 32 bits being a half of word j of 64, so tables of the other length have a stream of their own.
-WIDE_NOISE_STREAM, ROW_ROUNDING_STREAM = 25, 26  # 20 to 24 are those of ``choice`` and ``categories``.
-UPPER_HALF_STREAM, LOWER_HALF_STREAM = 27, 28  # Of noise whose words come in halves.
+WIDE_NOISE_STREAM = 25
+ROW_ROUNDING_STREAM = 26
+# Noise whose words come in halves.
+UPPER_HALF_STREAM = 27
+LOWER_HALF_STREAM = 28
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
 # however many there are. JAX below 0.11 is known to accept these options.

@@ -35,7 +35,8 @@ _MOST_COUNTED = 1 << 27
 _CHUNK = 1 << 15  # sets that are unpacked at once
 _BLOCK_BYTES = 1 << 15  # of sets that are added to others bit by bit, which stay in a core's cache
 # More reports than 2^40 are counted by the high and the low bits of their numbers, which floating point holds exactly.
-_EXACT_BITS, _PART_BITS = 40, 20
+_EXACT_BITS = 40
+_PART_BITS = 20  # the low bits
 _BYTE = 255  # Sums of so many bits fit into a byte.
 
 
