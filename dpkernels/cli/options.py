@@ -191,7 +191,9 @@ class Command(click.Command):
                 formatter.write_dl([(name, ", ".join(p.opts[0] for p in hidden)) for name, hidden in rare.items()])
 
 
-_ALL, _GIVEN = "dpkernels.help_all", "dpkernels.given"
+# Keys of a context's notes:
+_ALL = "dpkernels.help_all"  # whether the help shows all options
+_GIVEN = "dpkernels.given"  # the texts that the command line gives
 
 
 def given_options(context: click.Context) -> dict[str, Any]:

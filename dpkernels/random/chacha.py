@@ -17,7 +17,11 @@ import numpy as np
 
 from dpkernels.jax_on_use import Array, jax, jnp, lax, when_imported
 
-BITS_STREAM, SPLIT_STREAM, FOLD_STREAM, DEVICE_STREAM = 0, 1, 2, 3
+# Streams of words of a key, for
+BITS_STREAM = 0  # its random bits,
+SPLIT_STREAM = 1  # the keys that it is split into,
+FOLD_STREAM = 2  # the keys with folded numbers,
+DEVICE_STREAM = 3  # and the keys of the devices of one program.
 
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))

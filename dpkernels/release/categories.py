@@ -27,7 +27,8 @@ from dpkernels.release import containers
 from dpkernels.release.engines import CORES
 from dpkernels.release.inputs import InputError
 
-MISSING, UNKNOWN = -1, -2  # codes of rows without a value, and of values that are no category
+MISSING = -1  # the code of a row without a value
+UNKNOWN = -2  # the code of a value that is no category
 
 _PIECE = 1 << 16  # rows that a thread perturbs at a time, at least
 _LONG_WORK = 1 << 26

@@ -18,7 +18,10 @@ import numpy as np
 from dpkernels.release import containers
 
 _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SIGNED, _UNSIGNED, _FLOAT = np.uint64(1), np.uint64(2), np.uint64(3)  # types of numbers of persons
+# Types of numbers of persons:
+_SIGNED = np.uint64(1)  # integers of 64 bits with a sign,
+_UNSIGNED = np.uint64(2)  # larger ones up to 2^64 - 1,
+_FLOAT = np.uint64(3)  # and other floats
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
 

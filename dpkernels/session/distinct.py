@@ -8,7 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-HALF, LOW_HALF = np.uint64(32), np.uint64(0xFFFFFFFF)  # of a word that has a pair
+HALF = np.uint64(32)  # the bits of each part of a word that has a pair
+LOW_HALF = np.uint64(0xFFFFFFFF)  # of such a word
 _AT_ONCE = 1 << 20  # words that are sorted at once, about
 _FEWEST = 1 << 23  # words that are held before they are merged
 

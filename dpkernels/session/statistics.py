@@ -28,12 +28,13 @@ from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler
 from dpkernels.session.sums import Lattice, NoisySums, partition, rounded_down, sampler_of
 
-FOUND, PRIVATE = "found", "private"
+FOUND = "found"  # in place of keys, which are then found privately
+PRIVATE = "private"  # in place of bounds, which are then found privately
 _PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
-_KEY_EPSILON = 0.011  # of the noise of a key, at least
-_MOST_GROUPS = 1 << 20
+_MIN_KEY_EPSILON = 0.011  # of the noise of a key
+_MAX_GROUPS = 1 << 20
 _QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
-_MOST_POINTS = 1 << 32
+_MAX_POINTS = 1 << 32
 
 
 class Groups:
@@ -42,8 +43,8 @@ class Groups:
     def __init__(self, keys: Sequence[Keys]) -> None:
         self.keys = keys
         self.count = math.prod(len(each) for each in keys)
-        if self.count > _MOST_GROUPS:
-            raise ValueError(f"by: has {self.count} groups; at most {_MOST_GROUPS} can be released")
+        if self.count > _MAX_GROUPS:
+            raise ValueError(f"by: has {self.count} groups; at most {_MAX_GROUPS} can be released")
 
     def codes(self, block: Block) -> np.ndarray:
         """Return the number of each row's group, -1 for none."""
@@ -135,8 +136,8 @@ class Statistic(abc.ABC):
         if self.finds_keys:
             if not delta:
                 raise ValueError("delta: keys that are found need one, such as delta=1e-6")
-            if epsilon / _PRELIMINARIES / most_groups < _KEY_EPSILON:
-                least = _KEY_EPSILON * _PRELIMINARIES * most_groups
+            if epsilon / _PRELIMINARIES / most_groups < _MIN_KEY_EPSILON:
+                least = _MIN_KEY_EPSILON * _PRELIMINARIES * most_groups
                 raise ValueError(
                     f"epsilon: {epsilon:g} is too small to find keys, {most_groups} a person; from {least:g} on"
                 )
@@ -407,7 +408,9 @@ def _ratio_width(statistic: Statistic, ratio: Ratio, rows: int, person_rows: int
 
 
 # Of the Bernstein basis (1 - t)^2, 2 t (1 - t), t^2: the coefficients of 1, t and t^2.
-_ONE, _FIRST, _SECOND = np.array([1.0, 1, 1]), np.array([0.0, 0.5, 1]), np.array([0.0, 0, 1])
+_ONE = np.array([1.0, 1, 1])
+_FIRST = np.array([0.0, 0.5, 1])
+_SECOND = np.array([0.0, 0, 1])
 
 
 def _bernstein(t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -572,7 +575,7 @@ class Quantiles(_OfColumn):
         checks.within("interval_share", self.interval_share, 0.0, 0.9)
         if self.step is not None:
             checks.positive("step", self.step)
-            if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MOST_POINTS:
+            if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MAX_POINTS:
                 raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
 
     def smallest_epsilon(self, rows: int) -> float:
@@ -587,14 +590,14 @@ class Quantiles(_OfColumn):
     def _step(self) -> float | None:
         """Return the step, or None where private bounds are so wide that they have too many of them."""
         lower, upper = self._ends
-        return None if self.step is None or (upper - lower) / self.step >= _MOST_POINTS else self.step
+        return None if self.step is None or (upper - lower) / self.step >= _MAX_POINTS else self.step
 
     @property
     def _points(self) -> int:
         (lower, upper), step = self._ends, self._step
         if step is None:
             return _QUANTILE_STEPS
-        return min(math.floor((upper - lower) / step + 1e-9) + 1, _MOST_POINTS - 1)
+        return min(math.floor((upper - lower) / step + 1e-9) + 1, _MAX_POINTS - 1)
 
     def _values(self, places: np.ndarray) -> np.ndarray:
         (lower, upper), step = self._ends, self._step
