@@ -25,8 +25,8 @@ from dpkernels.numerics import Real
 
 _CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
 _COORDINATES = 8  # The coordinates of a vector of which events are made one by one.
-_DRAWS = 200_000
-_FARTHEST = 100.0  # The largest epsilon that is looked for.
+_DRAWS = 200_000  # The default number of outputs of each input.
+_MAX_EPSILON = 100.0  # The largest epsilon that is looked for.
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, e
     def is_refuted(epsilon: float) -> bool:
         return _probability_of_guesses(canaries, guesses, right, epsilon, delta) <= error_rate
 
-    low, high = 0.0, _FARTHEST
+    low, high = 0.0, _MAX_EPSILON
     if not is_refuted(low):
         return 0.0
     for _ in range(60):

@@ -37,7 +37,7 @@ NO_SECOND_DERIVATIVES = (
     "delta, epsilon: composed releases have first derivatives only; for second ones take differences of gradients, as "
     "(gradient(x + h) - gradient(x - h)) / (2 h), or the formulas of one release, which have both"
 )
-_TOGETHER = 8  # The most values that are evaluated together under vmap on a CPU.
+_VMAP_BATCH = 8  # The most values that are evaluated together under vmap on a CPU.
 
 
 def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
@@ -211,7 +211,7 @@ def _largest_in_batches(
     """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
 
     def together(directions: LossTuple, _: object) -> int:
-        return 1 if may_be_three_points(directions) else _TOGETHER
+        return 1 if may_be_three_points(directions) else _VMAP_BATCH
 
     return vmap_in_batches(partial(_largest, computation, quantity), together)
 

@@ -28,7 +28,7 @@ MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that 
 _FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
 _TABLE_MASS_ERROR = 16 * UNIT  # A bound on the relative error of a mass of a table, which is given.
 MASS_ERROR = 1e-12  # The same of an outcome's mass that is computed from a mechanism's densities.
-_SMALLEST_FLOAT = 5e-324  # The least positive float.
+_MIN_FLOAT = 5e-324  # The least positive float.
 _LOG_UNITS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
 _LOSS_DIGITS = 12  # The decimals in which equal losses agree.
 _RTOL = 1e-15  # The relative tolerance of a search for an eps.
@@ -204,7 +204,7 @@ class FewOutcomes(ClosedForm):
         gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
         mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
         total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
-        below_floats = 2 * _SMALLEST_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
+        below_floats = 2 * _MIN_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
         return min(max(total + side * below_floats, 0.0), 1.0)
 
     def estimate(self, delta: float) -> float:

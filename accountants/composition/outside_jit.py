@@ -33,7 +33,7 @@ from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, pl
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
-_MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
+_MAX_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
 def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
@@ -202,7 +202,7 @@ class _Parameters:
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
         """
         moving, others = self._split
-        forwards = sum(number.size for number in moving) <= _MOST_FORWARD
+        forwards = sum(number.size for number in moving) <= _MAX_FORWARD
         differentiate = _forwards if forwards else _backwards
         with jax.enable_x64(True):
             results, derivatives = differentiate(

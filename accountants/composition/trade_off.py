@@ -30,10 +30,10 @@ Rates = tuple[float, float]
 Profile = Callable[[float], Rates]
 
 _ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
-_APART = 1e-9  # The relative distance of points from which on they have a chord.
+_MIN_DISTANCE = 1e-9  # The relative distance of points from which on they have a chord.
 _SLOPE = 1e-6  # More than the relative error of the slope of a chord, by that of the places of its points.
 _STEEP = 1e300  # A slope of which nothing is known.
-_FARTHEST = 700.0  # The largest eps of a line.
+_MAX_EPSILON = 700.0  # The largest eps of a line.
 # Distances from the place of an extremum, in turn: those of precise profiles, and of others in units of 1/c, where
 # delta falls like e^(-c eps).
 _LADDER = 1e-9 * 4.0 ** np.arange(15)
@@ -69,7 +69,7 @@ def _up(value: float) -> float:
 
 def power_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
     """Return delta + e^eps alpha, rounded up (side 1) or down (side -1)."""
-    return (delta + math.exp(min(epsilon, _FARTHEST)) * alpha) * (1 + side * _ROUNDING)
+    return (delta + math.exp(min(epsilon, _MAX_EPSILON)) * alpha) * (1 + side * _ROUNDING)
 
 
 def error_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
@@ -92,7 +92,7 @@ def convex_minimum(x: np.ndarray, low: np.ndarray, high: np.ndarray, floor: np.n
 def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return a lower bound between every two neighbouring points, which increase."""
     gap = x[:, None] - x
-    is_apart = gap > _APART * x[:, None]
+    is_apart = gap > _MIN_DISTANCE * x[:, None]
     gap = np.where(is_apart, gap, 1.0)
     rising = np.where(is_apart, (low[:, None] - high) / gap, -_STEEP).max(1)
     falling = np.where(is_apart, (high[:, None] - low) / gap, _STEEP).min(0)
@@ -133,7 +133,7 @@ def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: flo
     most = [max(error_of_line(each, delta, alpha, 1) for each in (start, stop)) for start, stop, delta in ends]
     bound = -convex_minimum(np.exp(-eps), -top, -bottom, -np.array(most))
     # Beyond the largest loss delta is constant. Beyond any other eps it is not negative.
-    beyond = error_of_line(farthest, low[0] if farthest < _FARTHEST else 0.0, alpha, 1)
+    beyond = error_of_line(farthest, low[0] if farthest < _MAX_EPSILON else 0.0, alpha, 1)
     return float(bottom.max()), max(bound, beyond, 0.0)
 
 
@@ -155,7 +155,7 @@ def curve_point(
 
     ``places(alpha, is_flat)`` returns points around the eps whose line is the highest one, of either kind.
     """
-    farthest = min(largest_loss, _FARTHEST)
+    farthest = min(largest_loss, _MAX_EPSILON)
     steep = None
     if alpha <= 0.5:  # f(a) < a from some a <= 1/2 on.
         reach = min(farthest, -math.log(alpha))  # From there on e^eps alpha is at least 1.
@@ -182,7 +182,7 @@ def searched_place(
     estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH
 ) -> float:
     """Return about the eps whose line is the highest one."""
-    farthest = min(largest_loss, _FARTHEST if is_flat else -math.log(alpha))
+    farthest = min(largest_loss, _MAX_EPSILON if is_flat else -math.log(alpha))
 
     def objective(eps: float, _: object) -> float:
         if is_flat:

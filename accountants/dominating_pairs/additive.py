@@ -66,7 +66,7 @@ _UNITS_REPLACED = 16  # and of the numbers from which the mass of noise on sampl
 _LOSS_REPLACED = 1024
 # The weights of p and of q in f and in its shift.
 _WHOLE = np.eye(2)
-_LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
+_LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
 _REPLACED = (0.0, 1.0, -1.0)
 
@@ -454,7 +454,7 @@ class NoiseFormulas:
         rises = own >= 0
         sign, size = xp.where(rises, 1.0, -1.0), xp.abs(own)
         log_share = xp.minimum(xp.log(rate) + xp.where(regular, xp.where(rises, other - q, one - p), 0.0), 0.0)
-        large = size > _LARGE
+        large = size > _LARGE_LOSS
         near = xp.log1p(xp.exp(log_share) * xp.expm1(xp.where(large, 0.0, size)))
         far = xp.logaddexp(log_or_never(-xp.expm1(log_share)), size + log_share)
         return xp.where(regular, sign * xp.where(large, far, near), log_ratio(p, q))

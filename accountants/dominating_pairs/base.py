@@ -244,7 +244,7 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
 
 
 # The most values, of all pieces at several eps, that are computed together.
-_TOGETHER = 1 << 18
+_MAX_BLOCK = 1 << 18
 
 
 def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
@@ -256,7 +256,7 @@ def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
         return namespace(values).where(values < 0, 0.0, values).sum(-1)
 
     def in_blocks(eps: RealArray) -> RealArray:
-        together = max(1, _TOGETHER // count)
+        together = max(1, _MAX_BLOCK // count)
         if np.size(eps) <= together:
             return at(eps)
         if namespace(eps) is jnp:

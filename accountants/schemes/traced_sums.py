@@ -24,8 +24,8 @@ from dpkernels.numerics import Real
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.
 _SHARE = 50  # The central difference in t is at t -/+ t/50, or 1.
-_REACH = 1e-16  # The mass beyond all losses of a table.
-_REMEMBERED = 8
+_NEGLIGIBLE = 1e-16  # The mass beyond all losses of a table.
+_MAX_REMEMBERED = 8  # How many sums are remembered.
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
     return _sum_of(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_MAX_REMEMBERED)
 def _sum_of(ratio: bytes, mass: bytes, count: int) -> _Sum:
     value, masses = np.zeros(1), np.ones(1)
     if count > 0:
@@ -167,8 +167,8 @@ def _dots(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray)
     count = round(float(steps))
     total = _sum(ratio, mass, count)
     (below, firsts), (above, moments) = total.below, total.above
-    start = int(np.searchsorted(below if removed else firsts / count, _REACH))
-    stop = int(np.searchsorted(-(above if removed else moments / count), -_REACH))
+    start = int(np.searchsorted(below if removed else firsts / count, _NEGLIGIBLE))
+    stop = int(np.searchsorted(-(above if removed else moments / count), -_NEGLIGIBLE))
     value = np.unique(np.maximum(total.value[max(start - 1, 0) : stop + 1], 1e-300)) / count
     place = np.linspace(0, len(value) - 1, DOTS)
     loss = np.interp(place, np.arange(len(value)), np.log(value))

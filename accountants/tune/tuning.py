@@ -28,7 +28,8 @@ _MAX_STARTS = 64  # The most by default.
 _POINTS = 3  # The points of a start for one free number; each further one needs twice as many.
 _MAX_POINTS = 12  # The most of them.
 _MAX_ALLOWED = 100_000  # The most starts and turns that a caller may ask for.
-_NEAR = 1 / 6  # The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
+# The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
+_SECOND_SEARCH_WIDTH = 1 / 6
 _COLD = 20  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
 _MANY = 200  # So many budgets are worth an optimised program.
 _TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
@@ -381,7 +382,7 @@ def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: ob
     lowest = search(cost, points, turns, optimizer)
     if not cost.family.needs_second_search or lowest.value == np.inf:
         return lowest
-    again = search(cost, lowest.z + _NEAR * (points - points.mean((0, 1))), turns, optimizer)
+    again = search(cost, lowest.z + _SECOND_SEARCH_WIDTH * (points - points.mean((0, 1))), turns, optimizer)
     return min(lowest, again, key=lambda result: result.value)
 
 

@@ -43,7 +43,7 @@ _MASS_ERROR = 1e-12  # A bound on the relative error of the masses of atoms and 
 _SUM_ERROR = 16 * UNIT  # A bound on the relative rounding error of the sums of other masses.
 _ROUNDED = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which outcomes are evaluated, to choose the offset.
-_PARTS = 32  # The panels between two levels, of all pieces.
+_LEVEL_PANELS = 32  # The panels between two levels, of all pieces.
 _CROWDED = 0.2  # The mass within a step that decides the offset.
 _OFFSET_ABOVE = 1e-4  # How much higher, in steps, the offset is than the mean of a group with mass in the group above,
 _OFFSET_BELOW = 1e-6  # and how much lower it is otherwise.
@@ -51,7 +51,7 @@ _MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _SAME_LOSS = 1e-12  # Losses are one loss if they differ by less than this share of the largest one.
 _HEAVIEST_ATOMS = 256  # The heaviest atoms decide the offset.
 _ATOMS_ON_GRID = 32  # One of the heaviest of them is put on the grid.
-_HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
+_MIN_ATOM = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
 class UnknownSteepnessError(ValueError):
@@ -564,7 +564,7 @@ def _masses_of_panels(pieces: MonotonePieces, panels: Panels) -> tuple[np.ndarra
 
 def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
     """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
-    some = np.isfinite(whole.loss) & (whole.p > _HEAVY)
+    some = np.isfinite(whole.loss) & (whole.p > _MIN_ATOM)
     if not some.any():
         return 0.0, 0.0, 0.0
     p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
@@ -638,7 +638,7 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
     else:
         points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-        parts = max(_PARTS // len(some), 1)
+        parts = max(_LEVEL_PANELS // len(some), 1)
         shares = np.arange(parts + 1) / parts
         ends = start[..., None] * (1 - shares) + end[..., None] * shares
         panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(some, (len(levels) - 1) * parts))
