@@ -38,6 +38,9 @@ class EpsilonDelta(NamedTuple):
     def __str__(self) -> str:
         return f"epsilon {format_amount(self.epsilon)}, delta {format_amount(self.delta)}"
 
+    def __repr__(self) -> str:
+        return f"EpsilonDelta(epsilon={format_amount(self.epsilon)}, delta={format_amount(self.delta)})"
+
 
 class Rho(NamedTuple):
     """The rho of zCDP, exact."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from functools import lru_cache, partial
 from numbers import Number
 from typing import Any
@@ -23,6 +25,7 @@ _SIGNED = np.uint64(1)  # integers of 64 bits with a sign,
 _UNSIGNED = np.uint64(2)  # larger ones up to 2^64 - 1,
 _FLOAT = np.uint64(3)  # and other floats
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+_MIDNIGHT = re.compile(r"^(\d{4}-\d\d-\d\d)[T ]00:00:00(?:\.0+)?$")
 _PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
 
 
@@ -125,12 +128,13 @@ class Keys:
 
     def __init__(self, name: str, keys: Sequence[Any]) -> None:
         if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | np.ndarray) or not len(keys):
-            raise ValueError(f"by: the keys of {name!r} are {keys!r}; state a list of them, or 'found'")
-        self.name, self.keys = name, [key.item() if isinstance(key, np.generic) else key for key in keys]
+            kind = repr(keys) if isinstance(keys, str) else f"of type {type(keys).__name__}"
+            raise ValueError(f"by: the keys of {name!r} are {kind}; state a list of them, or 'found'")
+        self.name, self.keys = name, [_plain_key(key) for key in keys]
         self._codes: dict[Any, int] = {}
         for index, key in enumerate(self.keys):
             if not isinstance(key, str | int | float) or key != key:
-                raise TypeError(f"by: key {key!r} of {name!r} must be a text or a number")
+                raise TypeError(f"by: key {key!r} of {name!r} must be a text, a number or a date")
             if self._codes.setdefault(_form(key), index) != index:
                 raise ValueError(f"by: the keys of {name!r} have {key!r} twice; a row is in one group")
 
@@ -151,6 +155,13 @@ class Keys:
         return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_key_text(cell), -1))
 
 
+def _plain_key(key: Any) -> Any:
+    """Return a stated key as a number of Python or a text, as a date is in a column."""
+    if isinstance(key, date | np.datetime64) and key == key:
+        return _key_text(key)
+    return key.item() if isinstance(key, np.generic) else key
+
+
 def _form(cell: Any) -> float | str:
     """Return a cell's number, or else that of its text, as of a year, or else its text."""
     number, text = _number(cell), _key_text(cell)
@@ -160,8 +171,21 @@ def _form(cell: Any) -> float | str:
 
 
 def _key_text(cell: Any) -> str:
-    """Return a cell's text, which can be written to a file."""
-    return _text(cell).encode(errors="backslashreplace").decode()
+    """Return a cell's text, which can be written to a file; a date has a time of day only if that is not midnight."""
+    text = _text(cell)
+    try:
+        raw = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # of other lone surrogates
+        raw = text.encode(errors="backslashreplace")
+    return _MIDNIGHT.sub(r"\1", decoded(raw))
+
+
+def decoded(text: bytes) -> str:
+    """Return a text, whose bytes are UTF-8, or else Windows-1252."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("cp1252", "backslashreplace")
 
 
 def key_of(cell: Any) -> Any:
