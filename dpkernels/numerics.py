@@ -264,7 +264,7 @@ def log1p_over(rate: Real, q: Real) -> Real:
     return xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
 
 
-_NOTHING_LEFT = 750.0  # exp of minus this, and of anything larger, is 0 as a float.
+_UNDERFLOW_EXPONENT = 750.0  # exp of minus this, and of anything larger, is 0 as a float.
 
 
 def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real:
@@ -272,7 +272,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
     xp = namespace(rate, width)
     with np.errstate(over="ignore", invalid="ignore"):
         product = rate * width
-    endless = xp.isinf(width) | (product > _NOTHING_LEFT)
+    endless = xp.isinf(width) | (product > _UNDERFLOW_EXPONENT)
     if power == 0:
         finite = xp.where(endless, 1.0, width)
         y = rate * finite

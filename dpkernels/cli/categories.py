@@ -16,8 +16,8 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 
-_MOST_CODES = 1 << 20  # without labels
-_MOST_SETS = 1 << 16  # categories of which sets are compared
+_MAX_CODES = 1 << 20  # without labels
+_MAX_SETS = 1 << 16  # categories of which sets are compared
 NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
 
 
@@ -31,8 +31,8 @@ def _made(
     (listed,) = given
     label: Any = other
     if isinstance(listed, int):
-        if listed > _MOST_CODES:
-            raise click.UsageError(f"--categories: {listed}; without labels at most {_MOST_CODES} are allowed")
+        if listed > _MAX_CODES:
+            raise click.UsageError(f"--categories: {listed}; without labels at most {_MAX_CODES} are allowed")
         if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < listed):
             raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {listed - 1}")
         label = None if other is None else int(other)
@@ -136,7 +136,7 @@ def comparison_of_categories(epsilon: float, categories: Any) -> CategoryCompari
         blocks = dpkernels.block_response(epsilon, d)
     made = [(response, "one category"), (blocks, f"one of {blocks.blocks} blocks, in a direction")]
     with usage_errors("--"):
-        if d <= _MOST_SETS:
+        if d <= _MAX_SETS:
             sets = dpkernels.subset_selection(epsilon, d)
             made += [(sets, f"a set of {sets.size}")] if sets.size > 1 else []
     least = float(dpkernels.strict_bound(epsilon, d))

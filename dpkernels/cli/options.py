@@ -138,8 +138,8 @@ class CategoryFile(click.ParamType):
             return value
         path: Any = INPUT.convert(value, param, ctx)
         try:
-            if path.stat().st_size > _MOST_LABEL_BYTES:
-                self.fail(f"{value!r} has more than {_MOST_LABEL_BYTES} bytes")
+            if path.stat().st_size > _MAX_LABEL_BYTES:
+                self.fail(f"{value!r} has more than {_MAX_LABEL_BYTES} bytes")
             labels = tuple(line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
         except (OSError, UnicodeDecodeError) as error:
             self.fail(f"{value!r} cannot be read as UTF-8 text: {text_of(error)}")
@@ -148,7 +148,7 @@ class CategoryFile(click.ParamType):
         return labels
 
 
-_MOST_LABEL_BYTES = 1 << 24
+_MAX_LABEL_BYTES = 1 << 24
 
 
 class Command(click.Command):

@@ -54,7 +54,7 @@ DIRECTION_STREAM = 22  # The direction of a report of blocks.
 SET_STREAM = 30  # The sets of further categories.
 
 BITS = 64  # of the word that decides whether a report supports the true category
-_MOST_ENUMERATED = 1 << 20  # entries of an exact channel
+_MAX_ENUMERATED = 1 << 20  # entries of an exact channel
 
 
 def response_threshold(epsilon: float, choices: int, bits: int = BITS) -> int:
@@ -155,7 +155,7 @@ class CategoryCertificate(Certificate):
         ]
 
     def _few(self, reports: int) -> None:
-        if reports * self.categories > _MOST_ENUMERATED:
+        if reports * self.categories > _MAX_ENUMERATED:
             raise ValueError(f"channel: {reports} reports of {self.categories} categories are too many to enumerate")
 
 

@@ -98,7 +98,7 @@ def unpack(form: Any) -> list[int]:
 
 
 _ARRAYS = {"int": np.dtype("<i8"), "float": np.dtype("<f8")}
-_MOST_ENTRIES = 1 << 24  # Of an array.
+_MAX_ENTRIES = 1 << 24  # Of an array.
 
 
 def pack_array(array: np.ndarray) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def unpack_array(form: Any) -> np.ndarray:
     """Return the vector of a form of ``pack_array``; ValueError if it is not one, or a number is not finite."""
     if type(form) is not dict or form.keys() != {"count", "type", "data"} or form["type"] not in _ARRAYS:
         raise ValueError(f"array: {brief(form)} must have count, type and data")
-    if not 0 <= (count := integer("count", form["count"])) <= _MOST_ENTRIES:
-        raise ValueError(f"array: count must be from 0 to {_MOST_ENTRIES}")
+    if not 0 <= (count := integer("count", form["count"])) <= _MAX_ENTRIES:
+        raise ValueError(f"array: count must be from 0 to {_MAX_ENTRIES}")
     text = _bytes(form["data"], 8 * count)
     if len(text) != 8 * count:
         raise ValueError(f"array: has {len(text)} bytes, not {8 * count}")

@@ -30,7 +30,7 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 # Of a tile: 256 KB of states for each core, which share the work on a tile.
 _TILE = 4096 * min(os.cpu_count() or 1, 16)
 _BLOCKS = 128  # Of a program of a GPU's grid, one a thread.
-_MOST_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
+_MAX_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
 
 
 def _quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
@@ -124,7 +124,7 @@ def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
     compiles for a minute.
     """
     pieces = [
-        _gpu_piece(head, first, min(_MOST_BLOCKS, count - first), interpret) for first in range(0, count, _MOST_BLOCKS)
+        _gpu_piece(head, first, min(_MAX_BLOCKS, count - first), interpret) for first in range(0, count, _MAX_BLOCKS)
     ]
     return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 

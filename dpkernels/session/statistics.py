@@ -30,11 +30,11 @@ from dpkernels.session.sums import Lattice, NoisySums, partition, rounded_down, 
 
 FOUND = "found"  # in place of keys, which are then found privately
 PRIVATE = "private"  # in place of bounds, which are then found privately
-_PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
+_PRELIMINARY_DIVISOR = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
 _MIN_KEY_EPSILON = 0.011  # of the noise of a key
-_MAX_GROUPS = 1 << 20
+_MAX_GROUPS = 1 << 20  # of a statistic
 _QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
-_MAX_POINTS = 1 << 32
+_MAX_POINTS = 1 << 32  # steps of a quantile's lattice: places are words of 32 bits
 
 
 class Groups:
@@ -136,15 +136,15 @@ class Statistic(abc.ABC):
         if self.finds_keys:
             if not delta:
                 raise ValueError("delta: keys that are found need one, such as delta=1e-6")
-            if epsilon / _PRELIMINARIES / most_groups < _MIN_KEY_EPSILON:
-                least = _MIN_KEY_EPSILON * _PRELIMINARIES * most_groups
+            if epsilon / _PRELIMINARY_DIVISOR / most_groups < _MIN_KEY_EPSILON:
+                least = _MIN_KEY_EPSILON * _PRELIMINARY_DIVISOR * most_groups
                 raise ValueError(
                     f"epsilon: {epsilon:g} is too small to find keys, {most_groups} a person; from {least:g} on"
                 )
             key_sampler(preliminary, delta, most_groups)
         else:
             groups = self.groups().count
-        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARIES):
+        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARY_DIVISOR):
             raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person")
         try:
             sampler_of(*self.noise(rows, groups, main))
@@ -162,7 +162,7 @@ class Statistic(abc.ABC):
 
     def _divided(self, epsilon: float) -> tuple[float, float]:
         """Return the epsilon of keys that are found, and of private bounds; and of what is then released."""
-        preliminary = rounded_down(rational(epsilon) / _PRELIMINARIES)
+        preliminary = rounded_down(rational(epsilon) / _PRELIMINARY_DIVISOR)
         for _ in range(self.finds_keys + self.has_private_bounds):
             epsilon = _less(epsilon, preliminary)
         return preliminary, epsilon

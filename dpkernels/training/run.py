@@ -33,9 +33,9 @@ _SAME_RATE = 1e-12
 # The distance of the answer above a solution of the equation for epsilon.
 _ABOVE = 1e-9
 # Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
-_MOST_STEPS = 24
+_MAX_STEPS = 24
 # Below the logarithm of the largest float.
-_LARGEST_EPSILON = 709.0
+_MAX_EPSILON = 709.0
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _PRECISION = 1e-6
 # Above the distance of a table, since a slightly different noise multiplier has another table.
@@ -159,7 +159,7 @@ class TrainingRun:
 
     def slack_factor(self, epsilon: float) -> float:
         """Return T (1 + e^epsilon), by which the slack is multiplied in delta, above all rounding errors."""
-        growth = math.exp(epsilon) if epsilon < _LARGEST_EPSILON else math.inf
+        growth = math.exp(epsilon) if epsilon < _MAX_EPSILON else math.inf
         return self.steps * (1 + growth) * (1 + 2.0**-48)
 
     def _slack(self, epsilon: float) -> float:
@@ -170,7 +170,7 @@ class TrainingRun:
         eps = float(epsilon_at(delta))
         if not self.slack:
             return eps
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             rest = delta - self._slack(eps + _ABOVE)
             following = float(epsilon_at(rest)) if rest > 0 else math.inf
             if following <= eps + _ABOVE:

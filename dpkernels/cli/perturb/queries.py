@@ -44,7 +44,7 @@ MOST_ROWS = 1 << 21  # They are held in memory, and the sidecar has three number
 _LEVELS = 8  # Of ratios of sensitivity to scale, for which there is a table each.
 _DELTA_MARGIN = 2.0**-14  # the share of epsilon that is left for the rounding of noise to integers, which delta pays
 _MAX_ATTEMPTS = 8  # to allocate a budget; each one aims at a lower epsilon than the one before
-_LARGEST_WHOLE = 2.0**53  # Floats hold every whole number up to this.
+_MAX_EXACT_INTEGER = 2.0**53  # Floats hold every whole number up to this.
 _PUBLIC = "columns of parameters must be public"
 
 
@@ -147,7 +147,9 @@ def _numbers(source: Source, piece: Any, name: str, start: int) -> np.ndarray:
     masks = {
         "missing": numbers.missing,
         "not finite": ~np.isfinite(values),
-        "rounded": np.abs(values.astype(np.float64)) > _LARGEST_WHOLE if values.dtype.kind in "iu" else numbers.rounded,
+        "rounded": np.abs(values.astype(np.float64)) > _MAX_EXACT_INTEGER
+        if values.dtype.kind in "iu"
+        else numbers.rounded,
     }
     problems = {
         "missing": "is missing (empty, null, nan); every row needs its parameters",

@@ -41,10 +41,10 @@ from dpkernels.release.categories import checked, codes_of, released_reports
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
 _FIRST_PREFIXES = 1 << 12  # prefixes of the first level, at most
 _STEP_EXTENSIONS = 1 << 6  # extensions of a prefix on the next level, at most
-_MAX_CANDIDATES = 1 << 20
+_MAX_CANDIDATES = 1 << 20  # candidates of a level that are compared, at most
 MOST_KEPT = 1 << 14  # prefixes of a level
 _ENTRIES = 1 << 22  # of products that are computed at once
-_FLOAT32_INTEGERS = 1 << 24
+_FLOAT32_INTEGERS = 1 << 24  # float32 holds every whole number below this
 _TABULATED = 1 << 18  # different reports
 
 

@@ -38,8 +38,8 @@ _ZERO = 1e-9  # A column whose probabilities are all below this is a solver's ze
 # 64-bit integers can represent within the slack.
 LEAST = 2.0**-40
 # Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
-_FEW_ROWS = 21
-_FEW_OUTPUTS = 81
+_MAX_DIRECT_ROWS = 21
+_MAX_DIRECT_OUTPUTS = 81  # The same for outputs; half as many where the grid is halved.
 # Profiles are added until they lower the variance by less than this share.
 _GAIN = 1e-4
 # The same for coarser grids.
@@ -104,7 +104,7 @@ def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarr
 def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Return the profiles, their weights, the objective, and the residuals of the sums and means."""
     rows, outputs = len(grids.inputs), len(grids.outputs)
-    if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
+    if rows <= _MAX_DIRECT_ROWS and outputs <= _MAX_DIRECT_OUTPUTS:
         # All reports and rows l_1 <= r_1, with steps ``row_distance`` rows apart.
         left, right = np.triu_indices(rows)
         j, none = np.repeat(np.arange(outputs), len(left)), np.zeros(len(grids.falls), int)
@@ -112,10 +112,10 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
         return _generate(grids, grids.narrowest(j, right, left), float(grids.outputs[-1]), gain)
     # Half the rows and half the outputs over the same ranges; all of them if they are few.
     x, y, row_distance = grids.inputs, grids.outputs, grids.row_distance
-    if rows > _FEW_ROWS:
+    if rows > _MAX_DIRECT_ROWS:
         x = np.linspace(x[0], x[-1], rows // 4 * 2 + 1)
         row_distance = -(-row_distance * (len(x) - 1) // (rows - 1))
-    if outputs > _FEW_OUTPUTS // 2:
+    if outputs > _MAX_DIRECT_OUTPUTS // 2:
         y = np.linspace(y[0], y[-1], outputs // 4 * 2 + 1)
     weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
     coarse = Grids(grids.ratio, x, y, row_distance, weights, grids.symmetric)

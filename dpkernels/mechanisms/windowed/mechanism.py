@@ -273,13 +273,13 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Real:
 
 # The largest width at which some v are within the window of every input's and beyond that of another one, 4/3, less
 # what rounding may change.
-_WIDEST_PLATEAU = 1.33
+_MAX_PLATEAU = 1.33
 
 
 def _is_steepest_one(window: Window, base: Base, width: object) -> np.ndarray:
     """Return whether ``_steepest`` is 1 by its formula, since some v has the ceiling 1 and the floor 0, and no base."""
     is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
-    return is_falling & (np.asarray(width) <= _WIDEST_PLATEAU)
+    return is_falling & (np.asarray(width) <= _MAX_PLATEAU)
 
 
 def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:

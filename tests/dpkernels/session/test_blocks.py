@@ -401,8 +401,8 @@ def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch):
 
 @pytest.mark.parametrize("span", [3, 1000, 2**60])
 def test_distinct_words_are_counted(span, monkeypatch):
-    monkeypatch.setattr("dpkernels.session.distinct._FEWEST", 300)
-    monkeypatch.setattr("dpkernels.session.distinct._AT_ONCE", 64)
+    monkeypatch.setattr("dpkernels.session.distinct._MIN_HELD", 300)
+    monkeypatch.setattr("dpkernels.session.distinct._SORTED_WORDS", 64)
     rng, words, everything = np.random.default_rng(span % 1000), DistinctWords(), []
     assert [len(each) for each in words.sorted()] == [0, 0]
     for _ in range(30):
