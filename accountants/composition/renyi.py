@@ -52,7 +52,7 @@ _EXPONENT_UNITS = 4  # A bound on errors of exponents, in units in the last plac
 _SUM_UNITS = 64  # A bound on rounding errors of sums, in units in the last place.
 _NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
 _PATIENCE = 12  # Rounds after what is not known may be noise: it seldom is.
-_NARROW = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
+_SINGULAR_DISTANCE = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
 _MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow.
 _MAX_PANELS = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
@@ -325,7 +325,7 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
     at_first, at_last = panels.start == first, panels.end == last
     at_infinity = (at_first & (first < 0)) | (at_last & (last > 1))
     at_end = at_first | at_last
-    endless = at_infinity | (panels.end - first < _NARROW) | (last - panels.start < _NARROW)
+    endless = at_infinity | (panels.end - first < _SINGULAR_DISTANCE) | (last - panels.start < _SINGULAR_DISTANCE)
     diverges = not panels.are_negligible(np.where(endless, panels.bound, -np.inf).max()) or (
         not is_resolved and bool(at_end[unknown.argmax()])
     )

@@ -52,8 +52,9 @@ _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 # Masses between levels of the loss are known up to this tail probability.
 _RESOLVED = 1e-307
 _NODES, _WEIGHTS = gauss_legendre(16)
-_SMOOTH = 10.0  # How much a log density may change over an interval on which these nodes are exact.
-_SHORT = 1.0  # The same where a mass is not the difference of two tails, which would cancel.
+_MAX_LOG_CHANGE = 10.0  # How much a log density may change over an interval on which these nodes are exact.
+# The same for a mass; on longer intervals it is a difference of tails, which do not cancel.
+_MAX_LOG_CHANGE_OF_MASS = 1.0
 # Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
 _TRACED_PERIODS = 256  # Periods of a traced staircase, on either side, whose steps a pair keeps.
@@ -301,7 +302,7 @@ class NoiseFormulas:
         """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""
         source, xp = self.source, namespace(start, level)
         change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * self.D, self.D)]
-        short = (xp.abs(change[0]) <= _SMOOTH) & (xp.abs(change[1]) <= _SMOOTH)
+        short = (xp.abs(change[0]) <= _MAX_LOG_CHANGE) & (xp.abs(change[1]) <= _MAX_LOG_CHANGE)
         width = xp.where(short, end - start, 0.0)[..., None]
         x = xp.where(short, start, 0.0)[..., None] + width * like(_NODES, start)
         over = source.loss(x, self.D) - xp.where(short, level, 0.0)[..., None]
@@ -544,7 +545,7 @@ class PolynomialFormulas(NoiseFormulas):
         finite = xp.isfinite(pieces.width)
         low, high = xp.where(finite, left, 0.0), xp.where(finite, right, 0.0)
         top = source.log_prob(without_derivative(xp.clip(0.0 * low, low, high)))
-        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _SHORT)
+        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _MAX_LOG_CHANGE_OF_MASS)
         width = xp.where(short, pieces.width, 0.0)[:, None]
         by_nodes = (width * like(_WEIGHTS, low) * source.prob(low[:, None] + width * like(_NODES, low))).sum(-1)
         return xp.where(short, by_nodes, source.mass(left, right))

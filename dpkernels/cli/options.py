@@ -148,7 +148,7 @@ class CategoryFile(click.ParamType):
         return labels
 
 
-_MAX_LABEL_BYTES = 1 << 24
+_MAX_LABEL_BYTES = 1 << 24  # of a file of categories
 
 
 class Command(click.Command):

@@ -39,8 +39,8 @@ from dpkernels.mechanisms.categorical.galois import MOST_TABLE, field, is_field
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
-_MAX_BLOCKS = 1 << 20
-_MAX_REPORTS = 1 << 62
+_MAX_BLOCKS = 1 << 20  # blocks of a direction, at most
+_MAX_REPORTS = 1 << 62  # different reports, at most: they are signed integers of 64 bits
 _MAX_TABULATED = 1 << 18  # directions whose digits are tabulated
 
 
