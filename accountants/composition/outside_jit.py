@@ -12,7 +12,7 @@ The compiled program is small, and independent of the values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,20 +20,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
-from jax.flatten_util import ravel_pytree
 
 from accountants.composition import dispatch
 from accountants.composition.base import Composer
 from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
+from accountants.composition.moving import (
+    MAX_FORWARD,
+    derivatives_forwards,
+    join_moving,
+    leaves_that_move,
+    split_moving,
+)
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
-
-_MAX_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
 def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
@@ -61,8 +64,7 @@ def _value(quantity: type[Question], guarantee: Any, at: Real) -> RealArray:
 @partial(_value.defjvp, symbolic_zeros=True)
 def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     """Return the value and its derivative along the tangents of the numbers that move."""
-    moved = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-    moving = tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in moved)
+    moved, moving = leaves_that_move(tangents)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
     *parameters, at = (leaf if moves else None for leaf, moves in zip(moved, moving, strict=True))
     change = jnp.zeros_like(value)
@@ -202,7 +204,7 @@ class _Parameters:
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
         """
         moving, others = self._split
-        forwards = sum(number.size for number in moving) <= _MAX_FORWARD
+        forwards = sum(number.size for number in moving) <= MAX_FORWARD
         differentiate = _forwards if forwards else _backwards
         with jax.enable_x64(True):
             results, derivatives = differentiate(
@@ -226,13 +228,7 @@ class _Parameters:
 
     @property
     def _split(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        pairs = list(zip(self.numbers, self.moving, strict=True))
-        return [number for number, moves in pairs if moves], [number for number, moves in pairs if not moves]
-
-
-def _joined(structure: object, moving: tuple[bool, ...], moved: Sequence[Any], others: Sequence[Any]) -> Any:
-    sources = {True: iter(moved), False: iter(others)}
-    return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
+        return split_moving(self.numbers, self.moving)
 
 
 _jit = partial(
@@ -251,7 +247,7 @@ def _gradient(
     epsilon: RealArray,
 ) -> Any:
     def value(moved: list[Any], epsilon: Any) -> Any:
-        return function(_joined(structure, moving, moved, others), *static, epsilon)
+        return function(join_moving(structure, moving, moved, others), *static, epsilon)
 
     by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
     return [*by_moved, by_epsilon]
@@ -270,18 +266,9 @@ def _forwards(
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
     def results(moved: list[Any]) -> Any:
-        return function(_joined(structure, moving, moved, others), *static, *arguments)
+        return function(join_moving(structure, moving, moved, others), *static, *arguments)
 
-    flat, restore = ravel_pytree(moved)
-
-    def restored(flat: Any) -> Any:
-        return results(restore(flat))
-
-    if len(flat) == 1:  # Without vmap the program is smaller.
-        value, slopes = jax.jvp(restored, (flat,), (jnp.ones_like(flat),))
-        return value, jax.tree.map(lambda slope: slope[None], slopes)
-    value, along = jax.linearize(restored, flat)
-    return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
+    return derivatives_forwards(results, moved)
 
 
 @_jit
@@ -295,7 +282,7 @@ def _backwards(
     arguments: tuple[Composer],
 ) -> tuple[Any, Any]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
-    return jax.vjp(lambda moved: function(_joined(structure, moving, moved, others), *static, *arguments), moved)
+    return jax.vjp(lambda moved: function(join_moving(structure, moving, moved, others), *static, *arguments), moved)
 
 
 @jax.jit
