@@ -145,7 +145,7 @@ def _evaluate_one_or_more(guarantee: Any, quantity: type[Question], at: jax.Arra
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value_at(traced: _Traced, guarantee: Any, at: RealArray) -> Any:
+def _value_at(traced: _Traced, guarantee: Any, at: Array) -> Any:
     losses = traced.losses(guarantee, at)
 
     def value_at(number: Array) -> RealArray:
@@ -325,7 +325,8 @@ def _largest(
         return jax.tree.map(partial(jnp.where, is_larger), (number, answer), best), None
 
     numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
-    nothing = computation.nothing(*jax.tree.map(lambda leaf: leaf[0], (directions, along)), at)
+    first, first_along = jax.tree.map(lambda leaf: leaf[0], (directions, along))
+    nothing = computation.nothing(first, first_along, at)
     none = nothing._replace(value=nothing.value - 1)
     return jax.lax.scan(next_direction, (0 * numbers[0], none), (numbers, directions, along))[0]
 
