@@ -16,7 +16,7 @@ from dpkernels import checks
 from dpkernels.batches import of_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Real, RealArray, floating, largest_of, namespace, plain
 from dpkernels.solve import bisect, first_feasible, root
 
 _ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
@@ -128,8 +128,7 @@ def _pure(mechanism: object, sensitivity: object) -> float:
 
 
 def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
-    levels = [pair.largest_loss() for pair in pairs]
-    return namespace(*levels).stack(levels).max()
+    return largest_of([pair.largest_loss() for pair in pairs])
 
 
 _ROOT_RTOL = 2.0**-33  # The relative distance from a root within which a profile is evaluated.

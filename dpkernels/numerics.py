@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, overload
@@ -110,6 +111,18 @@ def map_over(function: Callable[[RealArray], Real], values: RealArray) -> RealAr
     if namespace(values) is jnp:
         return jax.lax.map(function, values)
     return np.stack([function(value) for value in values]) if len(values) else np.zeros(np.shape(values))
+
+
+def largest_of(values: Sequence[Real]) -> Any:
+    """Return the largest of several values, elementwise, with the derivative of the first one that is as large.
+
+    JAX compares values with their maximum in its derivative of ``max``. A program may compute them once more with other
+    rounding errors, and the derivative is then 0.
+    """
+    xp = namespace(*values)
+    if xp is np:
+        return np.max(np.stack(values), axis=0)
+    return reduce(lambda largest, value: jnp.where((value > largest) | jnp.isnan(value), value, largest), values)
 
 
 def add_at(size: int, index: RealArray, *rows: RealArray) -> list[RealArray]:

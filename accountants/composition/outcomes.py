@@ -21,7 +21,16 @@ from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import log_ratio
 from dpkernels import checks
-from dpkernels.numerics import Boolean, Real, RealArray, log_or_never, map_over, namespace, without_derivative
+from dpkernels.numerics import (
+    Boolean,
+    Real,
+    RealArray,
+    largest_of,
+    log_or_never,
+    map_over,
+    namespace,
+    without_derivative,
+)
 from dpkernels.proven import proven
 
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
@@ -166,7 +175,7 @@ def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) 
     values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
     values = values.astype(xp.result_type(values, *leaves))
     largest = map_over(
-        lambda value: xp.stack([getattr(outcomes, quantity)(value) for outcomes in directions]).max(0), values.ravel()
+        lambda value: largest_of([getattr(outcomes, quantity)(value) for outcomes in directions]), values.ravel()
     )
     return largest.reshape(values.shape)[()]
 

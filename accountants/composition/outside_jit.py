@@ -34,7 +34,7 @@ from accountants.composition.moving import (
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.dominating_pairs.base import as_float64, profile
-from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
@@ -151,7 +151,7 @@ def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: object) -> Any:
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
     directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
-    return jnp.stack([outcomes.delta(epsilon) for outcomes in directions or ()]).max()
+    return largest_of([outcomes.delta(epsilon) for outcomes in directions or ()])
 
 
 def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> tuple[list[np.ndarray], Any]:

@@ -30,6 +30,7 @@ from dpkernels.numerics import (
     RealArray,
     floating,
     gauss_legendre,
+    largest_of,
     like,
     log_or_never,
     namespace,
@@ -95,12 +96,12 @@ def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
         total = 0.0 * c
         for term in guarantee.terms:
             moments = [_log_moment(term, k, mirror, c) for k in range(len(term.pairs))]
-            total = total + term.count * xp.stack([value for value, _ in moments]).max()
+            total = total + term.count * largest_of([value for value, _ in moments])
             resolved += [is_resolved for _, is_resolved in moments]
         directions.append(total / c)
     leaves = [c, *jax.tree.leaves(guarantee)]
     unknown = xp.stack([xp.asarray(xp.any(leaf != leaf)) for leaf in leaves]).any()  # Comparisons do not detect a NaN.
-    value = xp.where(unknown, np.nan, xp.stack(directions).max())
+    value = xp.where(unknown, np.nan, largest_of(directions))
     return value, xp.stack(resolved).all() | unknown
 
 
