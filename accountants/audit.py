@@ -23,8 +23,8 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.numerics import Real
 
-_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
-_COORDINATES = 8  # The coordinates of a vector of which events are made one by one.
+_MAX_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
+_MAX_COORDINATES = 8  # The coordinates of a vector of which events are made one by one, at most.
 _DRAWS = 200_000  # The default number of outputs of each input.
 _MAX_EPSILON = 100.0  # The largest epsilon that is looked for.
 
@@ -178,7 +178,7 @@ def _statistics(
         yield "the value", partial(_coordinate, 0)
         return
     size = outputs[0].reshape(len(outputs[0]), -1).shape[1]
-    for k in range(min(size, _COORDINATES)):
+    for k in range(min(size, _MAX_COORDINATES)):
         at = "" if size == 1 else f" of coordinate {k}"
         yield f"the value{at}", partial(_coordinate, k)
         if kind == "f":
@@ -232,15 +232,17 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
     Values that were not seen are in a cell of their own, or in the next interval.
     """
     different, counts = np.unique(values, return_counts=True)
-    if len(different) <= 16 * _CELLS:
-        frequent = different if len(different) <= _CELLS else np.sort(different[np.argsort(-counts)[: 8 * _CELLS]])
+    if len(different) <= 16 * _MAX_CELLS:
+        frequent = (
+            different if len(different) <= _MAX_CELLS else np.sort(different[np.argsort(-counts)[: 8 * _MAX_CELLS]])
+        )
 
         def by_value(each: np.ndarray) -> np.ndarray:
             place = np.minimum(np.searchsorted(frequent, each), len(frequent) - 1)
             return np.where(frequent[place] == each, place, len(frequent))
 
         return by_value, len(frequent) + 1
-    tail = np.geomspace(1e-5, 0.5, _CELLS // 2)
+    tail = np.geomspace(1e-5, 0.5, _MAX_CELLS // 2)
     finite = values[np.isfinite(values)]
     cuts = np.unique(np.quantile(finite, np.concatenate([tail, 1 - tail]))) if len(finite) else np.zeros(1)
 

@@ -40,10 +40,10 @@ from dpkernels.numerics import (
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 _HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
-_GAPS = np.diff(_HALVES)
+_GAPS = np.diff(_HALVES)  # The distances of these nodes.
 # The ends of the first panels of a piece with two ends, and of the others in units of their extent.
-_INNER = np.linspace(0.0, 1.0, 5)
-_OUTER = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
+_INNER_ENDS = np.linspace(0.0, 1.0, 5)
+_OUTER_ENDS = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
 _SPLIT_PANELS = 32  # The panels that are halved in one round.
 _MAX_ROUNDS = 160  # The most rounds.
 _SERIES_TERMS = 18  # The terms of the series of g,
@@ -232,9 +232,9 @@ class _Places:
         from_right = no_left & ~no_right
         base = xp.where(from_right, far, near)
         span = xp.where(is_finite, far - near, xp.where(from_right, -extent, extent))
-        inner = np.pad(_INNER, (0, len(_OUTER) - len(_INNER)), "edge")
-        positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER, span))
-        negative = xp.where(is_line[:, None], like(-_OUTER[:0:-1], span), 0.0)
+        inner = np.pad(_INNER_ENDS, (0, len(_OUTER_ENDS) - len(_INNER_ENDS)), "edge")
+        positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER_ENDS, span))
+        negative = xp.where(is_line[:, None], like(-_OUTER_ENDS[:0:-1], span), 0.0)
         edges = xp.where((right > left)[:, None], xp.concatenate([negative, positive], 1), 0.0)
         return cls(base, span, edges)
 

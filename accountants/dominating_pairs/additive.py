@@ -42,7 +42,7 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
 # The distance, in sigma beyond both means, up to which a Gaussian is integrated.
-_REACH = 18.0
+_MAX_DEVIATIONS = 18.0
 # The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
 # Other noise is integrated up to this tail probability on either side.
@@ -64,12 +64,12 @@ _UNITS = 4  # of the numbers that eps is computed from,
 _UNITS_REWEIGHTED = 256  # of the norm of reweighted noise,
 _UNITS_REPLACED = 16  # and of the numbers from which the mass of noise on samples with replaced records is computed.
 # The roundings of the loss of a replaced record: log densities of up to 700 are subtracted.
-_LOSS_REPLACED = 1024
+_UNITS_OF_REPLACED_LOSS = 1024
 # The weights of p and of q in f and in its shift.
-_WHOLE = np.eye(2)
+_OWN_WEIGHTS = np.eye(2)
 _LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
-_REPLACED = (0.0, 1.0, -1.0)
+_REPLACED_POSITIONS = (0.0, 1.0, -1.0)
 
 
 @proven("worst_pairs#1-additive-noise")
@@ -378,7 +378,7 @@ class NoiseFormulas:
         loss: Any,
         inverse: Callable[[Any, Any], Any] | None = None,
         distances: tuple[float, ...] = (0.0, 1.0),
-        shares: np.ndarray = _WHOLE,
+        shares: np.ndarray = _OWN_WEIGHTS,
         units: float = LOSS_UNITS,
     ) -> LossIntervals | None:
         """Return the masses between levels of the loss, for plain numbers.
@@ -437,7 +437,7 @@ class NoiseFormulas:
         return _mixed(same, moved[0], rate), _mixed(same, moved[1], rate)
 
     def _logs_of_replaced(self, y: Real) -> list[Any]:
-        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED]
+        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED_POSITIONS]
 
     def replaced_loss(self, y: Real, rate: Real) -> RealArray:
         """Return log p/q of a release with a record replaced, to full precision.
@@ -461,13 +461,15 @@ class NoiseFormulas:
         return xp.where(regular, sign * xp.where(large, far, near), log_ratio(p, q))
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        uncut = self.split(_REPLACED)
-        left, right = self.within_reach(uncut, _REPLACED)
+        uncut = self.split(_REPLACED_POSITIONS)
+        left, right = self.within_reach(uncut, _REPLACED_POSITIONS)
         intervals = None
         if len(self.noise.edges) == 0 and namespace(rate) is np:  # The density is log-concave, so the loss is monotone.
             shares = np.array([[1 - rate, rate, 0.0], [1 - rate, 0.0, rate]])
             loss = self.replaced_loss
-            intervals = self._intervals(uncut, lambda x, _: loss(x, rate), None, _REPLACED, shares, _LOSS_REPLACED)
+            intervals = self._intervals(
+                uncut, lambda x, _: loss(x, rate), None, _REPLACED_POSITIONS, shares, _UNITS_OF_REPLACED_LOSS
+            )
         pieces = self._replaced_pieces(left, right, right - left, rate)
         pieces = replace(pieces, beyond=(uncut.left, uncut.right), intervals=intervals)
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
@@ -479,7 +481,7 @@ class NoiseFormulas:
             lambda x, _: self.replaced_logs(x, rate)[0],
             lambda x, _: self.replaced_logs(x, rate)[1],
             lambda x, _: self.replaced_loss(x, rate),
-            self._steepness(_REPLACED),
+            self._steepness(_REPLACED_POSITIONS),
             few=_panels_of(left, self.panels_replaced),
         )
 
@@ -658,9 +660,9 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
         """
-        pieces, source = self.split(_REPLACED), self.source
+        pieces, source = self.split(_REPLACED_POSITIONS), self.source
         xp = namespace(pieces.left, rate)
-        places = self.D * xp.array(_REPLACED, pieces.left.dtype)
+        places = self.D * xp.array(_REPLACED_POSITIONS, pieces.left.dtype)
         rising = xp.isfinite(pieces.left)
         origin = xp.where(rising, pieces.left, pieces.right)
         slopes = xp.where(rising, 1.0, -1.0)[:, None] * source.score(pieces.at)
@@ -701,7 +703,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         return sum_of_pieces(of_pieces, len(width))
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        left, right, width = (each[1:-1] for each in self.split(_REPLACED)[:3])
+        left, right, width = (each[1:-1] for each in self.split(_REPLACED_POSITIONS)[:3])
         pieces = PrivacyLossDistribution.of_pieces(self._replaced_pieces(left, right, width, rate))
         # Beyond all knots the loss is constant; the last knot is that of q's part.
         near, middle, far = (floating(self.noise.sf(self.knots.max() + k * self.D))[None] for k in range(3))
@@ -757,7 +759,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
 
     @property
     def _reach(self) -> tuple[Any, Any]:
-        reach = _REACH * self.source.sigma + floating(self.xp.zeros(()))
+        reach = _MAX_DEVIATIONS * self.source.sigma + floating(self.xp.zeros(()))
         return -reach, reach
 
     def hockey_stick(self, side: int = 1) -> Curve:
@@ -804,7 +806,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         a = self.D / sigma
         if len(self.noise.edges) == 0:
             return sum_of_pieces(lambda eps: _of_one_gaussian_replaced(a, rate, eps), gaussian_integrals.VALUES)
-        pieces = self.split(_REPLACED)
+        pieces = self.split(_REPLACED_POSITIONS)
         left, right, width = (in_units(end, sigma) for end in pieces[:3])
         free, own, other = pieces.weights.T
 
@@ -952,7 +954,7 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
         return pair.hockey_stick() if side > 0 else pair.nearest_curve()
 
     def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        pieces = self.split(_REPLACED)
+        pieces = self.split(_REPLACED_POSITIONS)
         at = (pieces.left + pieces.right) / 2
         mass, logs = pieces.width * self.copies(at), self.replaced_logs(at, rate)
         p, q = (mass * namespace(mass).exp(log) for log in logs)

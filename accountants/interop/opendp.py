@@ -38,7 +38,7 @@ from dpkernels.numerics import RealArray
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.
-_STEP = 2.0**-20
+_EPSILON_STEP = 2.0**-20
 # No value of the data is further out, so that infinities are read as finite values.
 _MAX_VALUE = 2.0**1000
 
@@ -122,7 +122,7 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
         weights = np.array([float(weight) for weight in table.outcomes]) / table.total
         pair = shifted_pair(weights, min(cells, len(weights)))
         level = accountants.guarantee(accountants.discrete_pair(pair.p, pair.q)).bracket(delta=at)[1]
-        return math.ceil(level / _STEP) * _STEP if math.isfinite(level) else level
+        return math.ceil(level / _EPSILON_STEP) * _EPSILON_STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:
         cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / spacing), table.points_per_bin))

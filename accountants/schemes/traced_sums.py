@@ -23,7 +23,7 @@ from dpkernels.numerics import Real
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.
-_SHARE = 50  # The central difference in t is at t -/+ t/50, or 1.
+_DIFFERENCE_DIVISOR = 50  # The central difference in t is at t -/+ t/50, or 1.
 _NEGLIGIBLE = 1e-16  # The mass beyond all losses of a table.
 _MAX_REMEMBERED = 8  # How many sums are remembered.
 
@@ -106,7 +106,7 @@ def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
     by_epsilon = scale * whole / count - mass_beyond if removed else -np.exp(epsilon) * mass_beyond
     by_steps = np.zeros(np.shape(epsilon))
     if in_steps:
-        apart = max(count // _SHARE, 1)
+        apart = max(count // _DIFFERENCE_DIVISOR, 1)
         low, high = max(count - apart, 1), count + apart
         by_steps = (_divergence(removed, numbers, high) - _divergence(removed, numbers, low)) / (high - low)
     scale = np.asarray(scale)[..., None]

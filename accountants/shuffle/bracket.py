@@ -46,9 +46,10 @@ _FINER_GRIDS = 2  # The grids of a lower bound.
 _FINER = 5.0  # How much finer each of them is than the one before.
 _NARROW_ENOUGH = 1e-3  # If a grid raises the bound by no more than this share of it, it is the last one.
 _MIN_DEVIATION = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
-_TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound.
+_MAX_TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound.
 _MAX_CELLS = 1 << 20  # The most points of one distribution on a grid.
-_DOTS = np.linspace(0.0, 1.0, 257)
+# Places, as shares of the range of losses, at which a bound of them is evaluated.
+_INNER_SHARES = np.linspace(0.0, 1.0, 257)
 _MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _MAX_TILTED = 1.0  # The largest tilt times the step that a grid resolves.
 _MIN_STEP = 1e-7  # The first extra step of eps away from the estimate, relative to that, or to 1e-12 next to 0.
@@ -100,10 +101,10 @@ class ReportLoss:
     def trimmed(self, n: int, c: float, side: int) -> ReportLoss:
         """Return the losses without those far below 0, which would need a wide grid and a large slack.
 
-        For an upper bound they are raised to a loss that still changes K(c) by at most ``_TRIMMED``. For a lower bound
-        they are dropped: sums that contain one count as 0.
+        For an upper bound they are raised to a loss that still changes K(c) by at most ``_MAX_TRIMMED``. For a lower
+        bound they are dropped: sums that contain one count as 0.
         """
-        least = -math.log(n / _TRIMMED) / c
+        least = -math.log(n / _MAX_TRIMMED) / c
         far = self.value + self.slack < least
         if not far.any():
             return self
@@ -125,7 +126,7 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
     gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS_ERROR)
     least, most = gamma * (1 - _MASS_ERROR - E * high), gamma * (high - E)  # Of all pairs.
     losses = [blanket.p - E * blanket.q for blanket in blankets]
-    inner = np.concatenate([*losses, least + (most - least) * _DOTS, [0.0, 1 - E]])
+    inner = np.concatenate([*losses, least + (most - least) * _INNER_SHARES, [0.0, 1 - E]])
     t = np.unique(np.clip(inner, least, most))
     t = t[np.append(np.diff(t) > 1e-9 * (most - least), True)]
     t[0] = least

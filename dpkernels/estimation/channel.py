@@ -47,7 +47,7 @@ _MIN_CELLS = 64
 # The number of positions at which variances are compared; they are convex in the position, or constant.
 _MAX_SHIFTS = 256
 _MAX_PLACES = 512  # intervals between the inputs at which a distribution can have mass
-_COMPARED = 5  # edges of bins whose reports are compared
+_COMPARED_EDGES = 5  # edges of bins whose reports are compared
 # With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
 _MIN_ROWS = 16
 # The largest bias of weights for squares, relative to the squared width of the interval. Some tables of ``optimal``
@@ -157,7 +157,7 @@ class Channel(abc.ABC):
             return True
         if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
             return False
-        edges, codes = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
+        edges, codes = np.linspace(self.lower, self.upper, _COMPARED_EDGES), np.arange(len(self.written))
         return bool(np.allclose(self.matrix(edges, codes), other.matrix(edges, codes), rtol=1e-9, atol=0))
 
     @property

@@ -45,13 +45,13 @@ _GAP_TOLERANCE = 1e-9
 LARGEST_GAP = 1e-6
 _MAX_ITERATIONS = 200  # The most steps. The last one is taken if its gap is accepted.
 # The weight of the equation sum theta = 1 among the least squares equations.
-_WEIGHT = 1e3
+_SUM_WEIGHT = 1e3
 # A step is halved until the log-likelihood increases; shorter steps than this are rounding errors.
 _MIN_STEP = 1e-9
 # Shares below this are rounding errors of 0.
-_ZERO = 1e-14
+_MIN_SHARE = 1e-14
 # Smoothing stops when a step moves less than this share of the total.
-_SMOOTH = 1e-5
+_SMOOTHING_TOLERANCE = 1e-5
 # It stops after this number of steps at the latest.
 _MAX_SMOOTHING_STEPS = 5000
 
@@ -63,11 +63,11 @@ _RIDGE = 1e-3
 _MIN_MULTIPLIER = 1e-6
 _MAX_EVENTS = 10_000  # The most steps of a profile; more are an error.
 # A smaller gain is a rounding error of 0.
-_NO_GAIN = 1e-14
+_MIN_GAIN = 1e-14
 # A longer step is a rounding error of infinity.
 _MAX_STEP = 1e9
 # A smaller derivative, relative to the largest one, is a rounding error of 0.
-_STILL = 1e-12
+_MIN_DERIVATIVE = 1e-12
 # Numbers that differ by less than this share of the interval are the same place.
 _PLACE_RTOL = 1e-9
 
@@ -142,8 +142,8 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _newton(S: np.ndarray, p: np.ndarray) -> np.ndarray:
     """Return shares that maximise the quadratic model of the log-likelihood, -sum_j p_j ((S theta)_j - 2)^2 / 2."""
     root = np.sqrt(p)
-    equations = np.vstack([root[:, None] * S, np.full((1, S.shape[1]), _WEIGHT)])
-    theta = nnls(equations, np.append(2 * root, _WEIGHT), maxiter=20 * S.shape[1] + 200)[0]
+    equations = np.vstack([root[:, None] * S, np.full((1, S.shape[1]), _SUM_WEIGHT)])
+    theta = nnls(equations, np.append(2 * root, _SUM_WEIGHT), maxiter=20 * S.shape[1] + 200)[0]
     return theta / theta.sum()
 
 
@@ -152,7 +152,7 @@ def _ascended(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarray)
     before, length = p @ np.log(A @ theta), 1.0
     while length > _MIN_STEP:
         new = theta + length * move
-        new[new < _ZERO] = 0.0
+        new[new < _MIN_SHARE] = 0.0
         q = A @ new
         if q.min() > 0 and p @ np.log(q / new.sum()) >= before:
             return new / new.sum(), True
@@ -170,7 +170,7 @@ def smoothed(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
         padded[0], padded[-1] = padded[1], padded[-2]
         new[:bins] = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
         moved, theta = np.abs(new - theta).sum(), new
-        if moved <= _SMOOTH:
+        if moved <= _SMOOTHING_TOLERANCE:
             break
     return theta / theta.sum()
 
@@ -199,12 +199,12 @@ class ProfileLikelihood:
             d_theta, d_slack = self._direction(chosen, c)
             gain = max(float(c[chosen] @ d_theta), 0.0)
             with np.errstate(divide="ignore", invalid="ignore"):
-                leave = np.where(d_theta < -_STILL * np.abs(d_theta).max(), -theta[chosen] / d_theta, np.inf)
-                enter = np.where(d_slack < -_STILL, -slack / d_slack, np.inf)
+                leave = np.where(d_theta < -_MIN_DERIVATIVE * np.abs(d_theta).max(), -theta[chosen] / d_theta, np.inf)
+                enter = np.where(d_slack < -_MIN_DERIVATIVE, -slack / d_slack, np.inf)
             out, in_ = int(leave.argmin()), int(enter.argmin())
             step = min(leave[out], enter[in_])
             # The loss of log-likelihood increases by gain times the increase of mu^2 / 2.
-            last = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _NO_GAIN else np.inf
+            last = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _MIN_GAIN else np.inf
             if not min(last, step) < _MAX_STEP:  # No distribution has a larger value.
                 break
             if last <= step:

@@ -31,7 +31,7 @@ _DEGREE = 2  # of splines
 # The numbers of splines that are tried, up to d/4 for d bins.
 LADDER = (6, 8, 12, 16, 24, 32, 48, 64)
 # The largest number of groups into which neighbouring reports are merged.
-_GROUPS = 256
+_MAX_GROUPS = 256
 # The penalty of each spline that is used, in nats: between Akaike's 1 and Schwarz's log(n)/2.
 _SPLINE_PENALTY = 2.0
 # The penalty of each atom. If there is none, an atom at the best place rarely increases the log-likelihood by more.
@@ -42,7 +42,7 @@ _BESIDE_ATOMS = (6, 12, 24)
 # Relative to the interval and to 1, numbers that differ by less than this are the same.
 _PLACE_RTOL = 1e-9
 # Shares below this are a solver's zeros.
-_USED = 1e-4
+_MIN_SHARE = 1e-4
 # Intervals of smooth distributions use more splines than the fitted model, by this many steps of the ladder.
 _LADDER_STEPS = 2
 _FOLDS = 4  # parts of the reports in cross-validation
@@ -127,7 +127,7 @@ class ReportModels:
 
     def __init__(self, channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> None:
         m = len(channel.written)
-        self.groups = np.unique(np.linspace(0, m, min(m, _GROUPS), endpoint=False).astype(int))
+        self.groups = np.unique(np.linspace(0, m, min(m, _MAX_GROUPS), endpoint=False).astype(int))
         self.grid, self._ends = grid, (channel.lower, channel.upper)
         if grid is None:
             self.edges = np.linspace(channel.lower, channel.upper, bins + 1)
@@ -225,7 +225,7 @@ class ReportModels:
         is_used = atoms > 0
         # Mass at two neighbouring places stands for one atom between them.
         number = int((is_used & ~np.append(False, is_used[:-1])).sum())
-        penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _USED).sum() + _ATOM_PENALTY * number
+        penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _MIN_SHARE).sum() + _ATOM_PENALTY * number
         density = f"a density of {splines} splines"
         model = f"{density} and {number} point mass{'es' * (number != 1)}" if number else density
         weights = Weights(shapes @ fit.shares[:splines], atoms, model, splines)

@@ -23,6 +23,7 @@ SPLIT_STREAM = 1  # the keys that it is split into,
 FOLD_STREAM = 2  # the keys with folded numbers,
 DEVICE_STREAM = 3  # and the keys of the devices of one program.
 
+# Of ChaCha20 (RFC 8439), like the quarter rounds below: of columns, then of diagonals.
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))

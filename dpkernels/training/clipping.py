@@ -35,17 +35,17 @@ from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import PrivateNoise
 
 # The factor by which norms stay below the sensitivity, for rounding errors.
-_MARGIN = 1 - 2.0**-20
+_NORM_MARGIN = 1 - 2.0**-20
 # The number of examples that are added up together.
-_TOGETHER = 4
+_EXAMPLES_TOGETHER = 4
 # Leaves with more values stay by themselves: in every step, copies of them would take time.
-_SMALL = 1 << 12
+_MAX_JOINED_VALUES = 1 << 12
 # Vectors with at least so many values are summed in lanes, of which a step of a loop adds up several values each.
-_LARGE = 1 << 10
-_LANES = 1 << 12
-_ADDENDS = 8
+_MIN_LANED_VALUES = 1 << 10
+_LANES = 1 << 12  # The number of lanes; fewer for short vectors, and up to twice as many for others.
+_ADDENDS = 8  # The values that a step adds up in each lane.
 # An example with a larger norm contributes 0.
-_LARGEST_NORM = 1e30
+_MAX_NORM = 1e30
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["sums"], meta_fields=["rows", "types", "noise"])
@@ -195,31 +195,31 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         None if norms is None else split(norms),
     )
     groups = _groups(leaves)
-    most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
+    most = _NORM_MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     number = is_counted.shape[1]
     with jax.enable_x64(True):
         # A few examples at a time stay in the cache: XLA's sums over all of them take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
             # Always as many, so that a norm has the same bits however many examples a device has. The last ones begin
             # with some that have been added, if their number is no multiple, and do not add these again.
-            first = jnp.minimum(i * _TOGETHER, number - _TOGETHER)
+            first = jnp.minimum(i * _EXAMPLES_TOGETHER, number - _EXAMPLES_TOGETHER)
             blocks = [_block([pieces[at] for at in group], first) for group in groups]
             by_group = [_rows(*block) for block in blocks]
-            rows = [[group[j] for group in by_group] for j in range(_TOGETHER)]
+            rows = [[group[j] for group in by_group] for j in range(_EXAMPLES_TOGETHER)]
             if given is None:
                 norms = _norms(blocks)
             else:
                 norms = jnp.stack(_rows(given, first)).astype(jnp.float64)
                 rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
             scales = jnp.minimum(1 / noise.unit, most / jnp.maximum(norms, noise.l2_norm_clip / 2))
-            is_new = first + jnp.arange(_TOGETHER)[:, None] >= i * _TOGETHER
-            are_used = jnp.stack(_rows(is_counted, first)) & (norms < _LARGEST_NORM) & is_new
+            is_new = first + jnp.arange(_EXAMPLES_TOGETHER)[:, None] >= i * _EXAMPLES_TOGETHER
+            are_used = jnp.stack(_rows(is_counted, first)) & (norms < _MAX_NORM) & is_new
             leaves = zip(sums, zip(*rows, strict=True), strict=True)
             return [_with_rows(total, leaf, scales.astype(jnp.float32), are_used) for total, leaf in leaves]
 
         shapes = [_joined_shape([leaves[at].shape[1:] for at in group]) for group in groups]
         zeros = [varying_like(jnp.zeros((parts, *shape), jnp.int32), counted, *leaves) for shape in shapes]
-        sums = jax.lax.fori_loop(0, -(-number // _TOGETHER), add, zeros)
+        sums = jax.lax.fori_loop(0, -(-number // _EXAMPLES_TOGETHER), add, zeros)
         totals = [total.sum(0, dtype=jnp.int32) for total in sums]
         return _separated(totals, groups, [leaf.shape[1:] for leaf in leaves])
 
@@ -227,7 +227,7 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
 def _split(array: Array, parts: int) -> Array:
     """Return the examples in parts, each of which has at least as many as are added up together; zeros fill it."""
     array = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
-    if (missing := _TOGETHER - array.shape[1]) <= 0:
+    if (missing := _EXAMPLES_TOGETHER - array.shape[1]) <= 0:
         return array
     return jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
 
@@ -245,7 +245,7 @@ def _groups(leaves: list[Array]) -> list[list[int]]:
     """
     is_local, groups = _is_local(), dict[str | int, list[int]]()
     for at, leaf in enumerate(leaves):
-        is_small = is_local and math.prod(leaf.shape[1:]) <= _SMALL
+        is_small = is_local and math.prod(leaf.shape[1:]) <= _MAX_JOINED_VALUES
         groups.setdefault(leaf.dtype.name if is_small else at, []).append(at)
     return list(groups.values())
 
@@ -254,7 +254,7 @@ def _block(pieces: list[Array], first: Array) -> tuple[Array, Array]:
     """Return an array of a group of leaves, and where the examples that are added up together begin in it."""
     if len(pieces) == 1:
         return pieces[0], first
-    blocks = [jax.lax.dynamic_slice_in_dim(piece, first, _TOGETHER, 1) for piece in pieces]
+    blocks = [jax.lax.dynamic_slice_in_dim(piece, first, _EXAMPLES_TOGETHER, 1) for piece in pieces]
     vectors = jnp.concatenate([block.reshape(*block.shape[:2], -1) for block in blocks], axis=2)
     # In memory: else every use would look for its leaf at every value.
     return jax.lax.optimization_barrier(vectors), jnp.zeros_like(first)
@@ -262,7 +262,7 @@ def _block(pieces: list[Array], first: Array) -> tuple[Array, Array]:
 
 def _rows(array: Array, first: Array) -> list[Array]:
     """Return the examples of every part that are added up together, from a first one on."""
-    return [jax.lax.dynamic_index_in_dim(array, first + j, 1, keepdims=False) for j in range(_TOGETHER)]
+    return [jax.lax.dynamic_index_in_dim(array, first + j, 1, keepdims=False) for j in range(_EXAMPLES_TOGETHER)]
 
 
 def _joined_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -292,7 +292,7 @@ def _sums_of_squares(array: Array, first: Array, *, is_local: bool) -> list[Arra
 
     Rows keep their shape where they may be split over devices: another one would gather them.
     """
-    if is_local and len(array) == 1 and math.prod(array.shape[2:]) >= _LARGE:
+    if is_local and len(array) == 1 and math.prod(array.shape[2:]) >= _MIN_LANED_VALUES:
         return _sums_in_lanes(array.reshape(array.shape[1], -1), first)
     return _row_sums([jnp.square(row.astype(jnp.float64)) for row in _rows(array, first)])
 
@@ -321,12 +321,12 @@ def _sums_in_lanes(array: Array, first: Array) -> list[Array]:
 
     def squares(begin: Any, count: int) -> Array:
         place = first, jnp.asarray(begin, first.dtype)
-        return jnp.square(jax.lax.dynamic_slice(array, place, (_TOGETHER, count)).astype(jnp.float64))
+        return jnp.square(jax.lax.dynamic_slice(array, place, (_EXAMPLES_TOGETHER, count)).astype(jnp.float64))
 
     def add(i: Array, sums: Array) -> Array:
         return sum((squares((i * _ADDENDS + k) * lanes, lanes) for k in range(_ADDENDS)), sums)
 
-    zeros = varying_like(jnp.zeros((_TOGETHER, lanes), jnp.float64), array, first)
+    zeros = varying_like(jnp.zeros((_EXAMPLES_TOGETHER, lanes), jnp.float64), array, first)
     sums = jax.lax.fori_loop(0, turns, add, zeros)
     rest = squares(turns * _ADDENDS * lanes, size - turns * _ADDENDS * lanes)
     totals, others = (_row_sums([row[None] for row in part]) for part in (sums, rest))

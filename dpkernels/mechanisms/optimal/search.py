@@ -30,7 +30,7 @@ from dpkernels.staging import staged
 
 FORMAT = 2  # Part of every file's name. Increase it whenever the program or the format changes.
 _MAX_BYTES = 1 << 24  # Of a file, and of its uncompressed content.
-_COARSE = 40  # The program that finds the output range has 2 _COARSE + 1 outputs.
+_COARSE_HALF_OUTPUTS = 40  # The program that finds the output range has 2 _COARSE_HALF_OUTPUTS + 1 outputs.
 _DISCRETE = (
     "The grids and the vertex that the linear program finds are discrete choices; give plain numbers, or take hybrid, "
     "piecewise or central_piecewise, which are differentiable."
@@ -187,12 +187,12 @@ def _output_range(problem: _Problem) -> float:
     # Duchi's range for one sensitivity, and room beyond.
     output_range = 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
     for _ in range(8):
-        apart = output_spacing(problem.epsilon, problem.ratio, output_range, _COARSE)
+        apart = output_spacing(problem.epsilon, problem.ratio, output_range, _COARSE_HALF_OUTPUTS)
         try:
-            columns = np.flatnonzero(problem.table(rows, apart, _COARSE).max(axis=0) > 0)
+            columns = np.flatnonzero(problem.table(rows, apart, _COARSE_HALF_OUTPUTS).max(axis=0) > 0)
         except ProgramError:
             columns = np.zeros(1, int)
-        if (outermost := int(np.abs(columns - _COARSE).max())) < _COARSE:
+        if (outermost := int(np.abs(columns - _COARSE_HALF_OUTPUTS).max())) < _COARSE_HALF_OUTPUTS:
             return (outermost + 1) * apart
         output_range *= 1.5
     raise ProgramError(f"no output range up to {output_range:.3g} half widths of the interval is wide enough")

@@ -185,7 +185,7 @@ def test_small_leaves_are_summed_together_as_they_are_one_by_one(noise, monkeypa
         return one, known, jax.vmap(lambda rows: clipped_sums(rows, mask, noise).sums)(pair)
 
     together = jax.jit(sums)()
-    monkeypatch.setattr(clipping, "_SMALL", 0)
+    monkeypatch.setattr(clipping, "_MAX_JOINED_VALUES", 0)
     alone = jax.jit(lambda: sums())()
     assert jax.tree.map(lambda a, b: bool((a == b).all()), together, alone) == jax.tree.map(lambda _: True, alone)
     single = jax.jit(lambda row: clipped_sums(row, True, noise).sums)
