@@ -21,8 +21,9 @@ import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.session.blocks import Block
+from dpkernels.session.bounds import EXPONENTS, bounds_lattice, private_bounds
 from dpkernels.session.cells import Keys, numbers
-from dpkernels.session.quantiles import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
+from dpkernels.session.quantiles import quantile_points, zoom_edges
 from dpkernels.session.ratios import Ratio
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler
@@ -147,6 +148,8 @@ class Statistic(abc.ABC):
         if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARY_DIVISOR):
             raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person")
         try:
+            if self.has_private_bounds:
+                sampler_of(bounds_lattice(rows, preliminary), preliminary, EXPONENTS)
             sampler_of(*self.noise(rows, groups, main))
         except ValueError as error:
             raise ValueError(
@@ -155,7 +158,7 @@ class Statistic(abc.ABC):
 
     def smallest_epsilon(self, rows: int) -> float:
         """Return the smallest epsilon of its choices."""
-        return 2e-4 * rows if self.has_private_bounds else 0.0
+        return 0.0
 
     def groups(self) -> Groups:
         return Groups([Keys(name, keys) for name, keys in (self.by or {}).items()])
@@ -177,7 +180,7 @@ class Statistic(abc.ABC):
                 return Result(self.title, keys, np.zeros(0), lambda _: (np.zeros(0),) * 2, _kind=run.table.kind)
             statistic = _with(statistic, by=keys)
         if self.has_private_bounds:
-            lower, upper = private_bounds(statistic, run, preliminary)
+            lower, upper = private_bounds(statistic.names[0], run, preliminary, self.title)
             statistic = _with(statistic, lower=lower, upper=upper, bounds=None)
         return statistic.release_groups(run, statistic.groups(), main)
 
@@ -722,19 +725,3 @@ def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> 
     threshold = float(sampler.certificate.highest)
     found = (key for key, count in zip(keys, noisy, strict=True) if count > threshold)
     return {name: sorted(found, key=lambda key: (isinstance(key, str), key))}
-
-
-def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[float, float]:
-    """Return bounds between which all but a few values are: powers of two, or 0, by two private quantiles."""
-    column = statistic.names[0]
-
-    def places(block: Block) -> tuple[np.ndarray, np.ndarray]:
-        values = numbers(block[column])
-        present = values[~np.isnan(values)]
-        return np.zeros(len(present), np.int64), exponent_numbers(present)
-
-    (members,) = run.places((column,), 1, places)
-    low, high = quantile_points(members, [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
-    lower, upper = exponent_value(low - 1), exponent_value(max(high, low, 1))
-    run.note_choice(epsilon, f"{statistic.title}: bounds {lower:g} to {upper:g}")
-    return lower, upper

@@ -705,6 +705,15 @@ def test_a_key_of_one_person_is_found_only_at_the_largest_noise(monkeypatch):
         assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == found
 
 
+def test_private_bounds_are_near_the_values_of_a_thousand_people():
+    """Of 20 means each at epsilon 1, at most 3 bounds are wide, though each may be so with probability 1e-3: 4e-9."""
+    rng = np.random.default_rng(8)
+    for values, low, high in ((rng.integers(20, 91, 1000), 0, 128), (rng.normal(0, 1, 1000), -8, 8)):
+        results = [Session({"x": values}, epsilon=1).mean("x", bounds="private", epsilon=1) for _ in range(20)]
+        assert sum(not low <= result._known[0] < result._known[1] <= high for result in results) <= 3
+        assert np.median([abs(result.value - values.mean()) for result in results]) < (high - low) / 100
+
+
 def test_private_bounds_differ_where_all_values_are_at_the_end():
     values = np.full(100_000, -(2.0**70))
     assert of({"x": values}).mean("x", bounds="private", epsilon=9.0).value == pytest.approx(-(2.0**60), rel=0.01)
