@@ -44,7 +44,7 @@ from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
-SIZE = 1 << 13
+SIZE = 1 << 13  # The points of the grid, a power of 2 for the transform.
 _NEGLIGIBLE_LOG = 41.0  # -log of the tilted mass beyond the window.
 _SLOPES = np.geomspace(0.125, 16.0, 8)  # The slopes that Chernoff bounds try, over one per standard deviation,
 _TILT_SHARES = np.array([0.3, 0.9])  # and others, as shares of the tilt c.

@@ -21,7 +21,7 @@ from dpkernels.solve import bounded_minimum, smooth_minimum
 
 _MAX_STEPS = 64  # Every step is a term of all formulas, and needs cells of its own in an exact table.
 _STEP_GAIN = 1e-3  # Steps are added while they lower the variance by this share.
-_LOG_CORES = math.log(1e-6), math.log(100.0)
+_LOG_CORES = math.log(1e-6), math.log(100.0)  # The range in which the log of the core r is searched.
 
 
 @partial(pytree, static=("steps",))

@@ -19,7 +19,8 @@ import numpy as np
 
 from dpkernels.release import containers
 
-_MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# The constants of SplitMix64.
+_SPLITMIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # Types of numbers of persons:
 _SIGNED = np.uint64(1)  # integers of 64 bits with a sign,
 _UNSIGNED = np.uint64(2)  # larger ones up to 2^64 - 1,
@@ -224,8 +225,8 @@ def _by_cell(array: np.ndarray, function: Callable[[Any], Any], kind: Any = np.i
 
 def _mixed(words: np.ndarray) -> np.ndarray:
     """Return a hash of 64-bit words, SplitMix64's: it need not be secret, because any choice of rows is private."""
-    words = (words ^ (words >> np.uint64(30))) * _MIX[1]
-    words = (words ^ (words >> np.uint64(27))) * _MIX[2]
+    words = (words ^ (words >> np.uint64(30))) * _SPLITMIX[1]
+    words = (words ^ (words >> np.uint64(27))) * _SPLITMIX[2]
     return words ^ (words >> np.uint64(31))
 
 
@@ -245,7 +246,7 @@ def hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
         return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), key=secret, digest_size=8).digest())
 
     values = numbers(array)
-    words = _mixed((values + 0.0).view(np.uint64) * _MIX[0] + key)
+    words = _mixed((values + 0.0).view(np.uint64) * _SPLITMIX[0] + key)
     lost = np.isnan(values)
     words[lost] = _by_cell(array[lost].astype(object), of_text, np.uint64)
     return words
@@ -255,7 +256,7 @@ def joined_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
     """Return a keyed hash of each row of one or more columns."""
     words: Any = np.zeros(1, np.uint64)
     for column in columns:
-        words = _mixed(words * _MIX[0] + hashes(column, secret))
+        words = _mixed(words * _SPLITMIX[0] + hashes(column, secret))
     return words
 
 
@@ -272,7 +273,7 @@ def person_words(array: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarr
     else:
         tags, bits = _by_cell(array, partial(_person, secret=secret), np.uint64).reshape(-1, 2).T
     is_number = (tags >= _SIGNED) & (tags <= _FLOAT)
-    words = np.where(is_number, _mixed(bits * _MIX[0] + _hash_key(secret)), bits)
+    words = np.where(is_number, _mixed(bits * _SPLITMIX[0] + _hash_key(secret)), bits)
     if len(tags) and (tags == tags[0]).all():
         return np.broadcast_to(tags[0].copy(), tags.shape), words  # in no memory
     return tags.copy(), words
