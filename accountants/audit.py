@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, RealArray
 
-_MAX_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
-_MAX_COORDINATES = 8  # The coordinates of a vector of which events are made one by one, at most.
-_DRAWS = 200_000  # The default number of outputs of each input.
-_MAX_EPSILON = 100.0  # The largest epsilon that is looked for.
+_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
+_COORDINATES = 8  # The coordinates of a vector of which events are made one by one.
+_DRAWS = 200_000
+_FARTHEST = 100.0  # The largest epsilon that is looked for.
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Audit:
 
 
 def audit(
-    release: Callable[[Any, int], Any],
+    release: Callable[[object, int], RealArray],
     neighbours: tuple[Any, Any],
     *,
     draws: int = _DRAWS,
     delta: float = 0.0,
     error_rate: float = 1e-6,
-    statistic: Callable[[np.ndarray], Any] | None = None,
+    statistic: Callable[[np.ndarray], RealArray] | None = None,
 ) -> Audit:
     """Return a lower bound of the epsilon of a release, from independent outputs for two neighbouring inputs.
 
@@ -138,7 +138,7 @@ def _upper(hits: np.ndarray, size: int, error_rate: float) -> np.ndarray:
 
 
 def _best_event(
-    outputs: list[np.ndarray], delta: float, error_rate: float, statistic: Callable[[np.ndarray], Any] | None
+    outputs: list[np.ndarray], delta: float, error_rate: float, statistic: Callable[[np.ndarray], RealArray] | None
 ) -> _Event | None:
     """Return the event whose bound of epsilon would be the largest one, by these outputs."""
     best, event = 0.0, None
@@ -167,7 +167,7 @@ _Values = Callable[[np.ndarray], np.ndarray]
 
 
 def _statistics(
-    outputs: list[np.ndarray], statistic: Callable[[np.ndarray], Any] | None
+    outputs: list[np.ndarray], statistic: Callable[[np.ndarray], RealArray] | None
 ) -> Iterator[tuple[str, _Values]]:
     """Yield names and functions from outputs to one value each."""
     if statistic is not None:
@@ -178,7 +178,7 @@ def _statistics(
         yield "the value", partial(_coordinate, 0)
         return
     size = outputs[0].reshape(len(outputs[0]), -1).shape[1]
-    for k in range(min(size, _MAX_COORDINATES)):
+    for k in range(min(size, _COORDINATES)):
         at = "" if size == 1 else f" of coordinate {k}"
         yield f"the value{at}", partial(_coordinate, k)
         if kind == "f":
@@ -194,7 +194,7 @@ def _cells_of(cells: _Values, values: _Values, outputs: np.ndarray) -> np.ndarra
     return cells(values(outputs))
 
 
-def _given(statistic: Callable[[np.ndarray], Any], outputs: np.ndarray) -> np.ndarray:
+def _given(statistic: Callable[[np.ndarray], RealArray], outputs: np.ndarray) -> np.ndarray:
     return np.asarray(statistic(outputs)).reshape(len(outputs))
 
 
@@ -232,17 +232,15 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
     Values that were not seen are in a cell of their own, or in the next interval.
     """
     different, counts = np.unique(values, return_counts=True)
-    if len(different) <= 16 * _MAX_CELLS:
-        frequent = (
-            different if len(different) <= _MAX_CELLS else np.sort(different[np.argsort(-counts)[: 8 * _MAX_CELLS]])
-        )
+    if len(different) <= 16 * _CELLS:
+        frequent = different if len(different) <= _CELLS else np.sort(different[np.argsort(-counts)[: 8 * _CELLS]])
 
         def by_value(each: np.ndarray) -> np.ndarray:
             place = np.minimum(np.searchsorted(frequent, each), len(frequent) - 1)
             return np.where(frequent[place] == each, place, len(frequent))
 
         return by_value, len(frequent) + 1
-    tail = np.geomspace(1e-5, 0.5, _MAX_CELLS // 2)
+    tail = np.geomspace(1e-5, 0.5, _CELLS // 2)
     finite = values[np.isfinite(values)]
     cuts = np.unique(np.quantile(finite, np.concatenate([tail, 1 - tail]))) if len(finite) else np.zeros(1)
 
@@ -306,7 +304,7 @@ def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, e
     def is_refuted(epsilon: float) -> bool:
         return _probability_of_guesses(canaries, guesses, right, epsilon, delta) <= error_rate
 
-    low, high = 0.0, _MAX_EPSILON
+    low, high = 0.0, _FARTHEST
     if not is_refuted(low):
         return 0.0
     for _ in range(60):

@@ -26,7 +26,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven
 
-MOST_REPORTS = 1 << 40  # The most reports that one charge composes.
+MOST_REPORTS = 1 << 40
 # The bound is raised by this share and to this number of digits: other machines, whose sums round differently, and a
 # reader of the printed decimal find it at least as large as their own bound.
 ALLOWANCE = Fraction(1_000_001, 1_000_000)
@@ -36,7 +36,7 @@ _NEAR_GAUSSIAN = 2.0**-40  # The distance of a table of 64 bits is below 2^-46.
 
 
 @proven("filters#proof")
-def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
+def repeated_charge(mechanism: object, count: int) -> EpsilonDelta:
     """Return the (epsilon, delta) of ``count`` reports of one mechanism that are all about the same people.
 
     Delta is the sum of the claimed deltas. Epsilon is the sum of the claims or, where that is less, the upper end of
@@ -59,7 +59,7 @@ def repeated_charge(mechanism: Any, count: int) -> EpsilonDelta:
     return EpsilonDelta(min(total.epsilon, raised), total.delta)
 
 
-def repeated_bound(mechanism: Any, count: int) -> EpsilonDelta:
+def repeated_bound(mechanism: object, count: int) -> EpsilonDelta:
     """Return the same without the allowance: any epsilon of at least this is one of all the reports."""
     total, certificate = _claims(mechanism, count), _certificate(mechanism)
     if isinstance(certificate, BatchCertificate):
@@ -121,14 +121,14 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
     return min(bounds)
 
 
-def _composed_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fraction) -> Fraction:
+def _composed_bound(tables: Sequence[NoiseCertificate], numbers: Sequence[int], delta: Fraction) -> Fraction:
     """Return the upper end of the bracket of ``numbers`` of reports, one for each table."""
     reports = [guarantee(table).repeat(number) for table, number in zip(tables, numbers, strict=True)]
     return Fraction(reports[0].compose(*reports[1:]).bracket(delta=_float_at_most(delta))[1])
 
 
 @proven("filters#proof")
-def _gaussian_bound(tables: Sequence[Any], numbers: Sequence[int], delta: Fraction) -> Fraction | None:
+def _gaussian_bound(tables: Sequence[NoiseCertificate], numbers: Sequence[int], delta: Fraction) -> Fraction | None:
     """Return an epsilon of ``numbers`` of reports, one for each table, next to Gaussian noise; None if a table is not.
 
     With tau the distance of a table to the masses of a Gaussian, and s/sigma its neighbours' distance, the reports have
@@ -166,7 +166,7 @@ def _is_composable(certificate: Any) -> bool:
     return certificate.table.tail is None and certificate.table.remainder is None
 
 
-def _claims(mechanism: Any, count: int) -> EpsilonDelta:
+def _claims(mechanism: object, count: int) -> EpsilonDelta:
     """Return the sum of the claims of all reports."""
     count, certificate = checks.integer_in("count", count, 1, MOST_REPORTS), _certificate(mechanism)
     if isinstance(certificate, BatchCertificate):
@@ -176,7 +176,7 @@ def _claims(mechanism: Any, count: int) -> EpsilonDelta:
     return EpsilonDelta(count * rational(certificate.epsilon), count * delta)
 
 
-def _certificate(mechanism: Any) -> Any:
+def _certificate(mechanism: object) -> Any:
     if isinstance(mechanism, Certificate):
         return mechanism
     return exact_sampler(mechanism).certificate

@@ -340,7 +340,7 @@ class Guarantee(ComposableGuarantee):
             raise ValueError(f"{name}: this scheme is known for noise that is even, and for symmetric pairs")
         return terms
 
-    def _map_pairs(self, change: Callable[[Any], DominatingPair], name: str) -> Guarantee:
+    def _map_pairs(self, change: Callable[[DominatingPair], DominatingPair], name: str) -> Guarantee:
         terms = self._terms_of_one_pair(name)
         return Guarantee(tuple(dataclasses.replace(term, pairs=(change(term.pairs[0]),)) for term in terms))
 
@@ -512,7 +512,7 @@ class Guarantee(ComposableGuarantee):
         checks.within("order", order, np.nextafter(1.0, 2.0), np.finfo(np.float64).max)
         return renyi_divergence(self, order)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a form that ``json`` can write."""
         return {"format": 1, "guarantee": {"type": "Guarantee", "terms": to_json_form(self.terms)}}
 
@@ -544,7 +544,7 @@ class Guarantee(ComposableGuarantee):
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Guarantee) and self.to_dict() == other.to_dict())
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave out the cached values, which contain functions that cannot be pickled."""
         return {"terms": self.terms}
 

@@ -16,13 +16,13 @@ from dpkernels import checks
 from dpkernels.batches import of_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, RealArray, floating, largest_of, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
 from dpkernels.solve import bisect, first_feasible, root
 
 _ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
 
 
-def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
+def delta(mechanism: Any, epsilon: Real, sensitivity: Real | None = None) -> Any:
     """Return the smallest delta for which the mechanism is (eps, delta)-DP: its exact privacy profile.
 
     delta(eps) is the maximum over the dominating pairs of  integral max(0, p(y) - e^eps q(y)) dy.  It covers one report
@@ -128,11 +128,12 @@ def _pure(mechanism: object, sensitivity: object) -> float:
 
 
 def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
-    return largest_of([pair.largest_loss() for pair in pairs])
+    levels = [pair.largest_loss() for pair in pairs]
+    return namespace(*levels).stack(levels).max()
 
 
-_ROOT_RTOL = 2.0**-33  # The relative distance from a root within which a profile is evaluated.
-_MIN_DELTA = 1e-300  # The least delta whose logarithm is taken.
+_NEAR = 2.0**-33  # The relative distance from a root within which a profile is evaluated.
+_LEAST = 1e-300  # The least delta whose logarithm is taken.
 # How many floats a root is moved up by, in turn, until its profile is at most delta.
 _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 
@@ -166,20 +167,20 @@ def _bisected(pairs: tuple[DominatingPair, ...], delta: RealArray) -> RealArray:
 
 
 def _evaluated_near_root(
-    before: Callable[[Real], Any], at: Callable[[Real], Any], delta: RealArray, top: float
+    before: Callable[[Real], Boolean], at: Callable[[Real], Boolean], delta: RealArray, top: float
 ) -> Callable[[Real], Any]:
     """Return a function that evaluates ``before`` next to the root alone, where a bisection takes half of its steps."""
 
     def excess(eps: float) -> float:
-        return float(np.log(np.maximum(at(np.float64(eps)), _MIN_DELTA) / delta))
+        return float(np.log(np.maximum(at(np.float64(eps)), _LEAST) / delta))
 
     low, high = 0.0, 1.0
     while high < top and not excess(high) <= 0:
         low, high = high, min(4 * high, top)
     if not excess(low) > 0 or not excess(high) <= 0:
         return before
-    near = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_ROOT_RTOL / 16)
-    low, high = near * (1 - _ROOT_RTOL), near * (1 + _ROOT_RTOL)
+    near = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_NEAR / 16)
+    low, high = near * (1 - _NEAR), near * (1 + _NEAR)
     if not before(np.float64(low)) or before(np.float64(high)):
         return before
     return lambda eps: np.asarray(eps < low) if not low < eps < high else before(eps)
@@ -187,7 +188,7 @@ def _evaluated_near_root(
 
 @jax.custom_jvp
 @jax.jit
-def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
+def solved(pairs: tuple[DominatingPair, ...], delta: jax.Array) -> Real:
     """Return the smallest eps at delta, for JAX numbers."""
     return _bisected(pairs, delta)
 

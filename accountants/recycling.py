@@ -122,7 +122,7 @@ class Subsampled(NamedTuple):
 
     mechanism: Additive
     rate: Any
-    sampling_noise: Any
+    sampling_noise: Real
     acceptance: Any
 
     def variance(self, x: Real) -> Any:
@@ -135,11 +135,11 @@ class Subsampled(NamedTuple):
     def probability_within(self, x: Real, theta: Real) -> Any:
         return acceptance(self.mechanism.noise, theta, self.sampling_noise)  # type: ignore[arg-type]
 
-    def error_bound(self, x: Real) -> Any:
+    def error_bound(self, x: Real) -> Real:
         """Return a bound of the error that is exceeded with a probability below 1e-9."""
         return self.mechanism.error_bound(x) + 8 * self.sampling_noise
 
-    def absolute_error(self, x: Real) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """Refuse: E|error| of the noise and the sampling error together has no formula here."""
         raise TypeError("objective: E|error| is not known for noise and error of sampling together; use another")
 

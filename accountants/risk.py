@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +37,9 @@ from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, namespace, ndtri, plain, without_derivative
 from dpkernels.proven import proven
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # A search for the highest line:
 _FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))  # the first grid of eps,
@@ -356,7 +359,7 @@ def _rounded_up(value: float, digits: int) -> str:
     return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value):f}"
 
 
-def plot_trade_off(guarantee: Risks, axes: Any) -> None:
+def plot_trade_off(guarantee: Risks, axes: Axes) -> None:
     """Plot both ends of the trade-off curve, and the curve of releases without information."""
     alpha = np.append(np.geomspace(1e-3, 0.02, 8), np.linspace(0.02, 0.5, 20)[1:])
     low, high = np.transpose([guarantee._curve_point(float(at)).error for at in alpha])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism, Parabolic
 from dpkernels.numerics import Real, RealArray, namespace, ndtri, without_derivative
+from dpkernels.pytrees import PyTree
 from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, newton, promote, root
 
 __all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor", "shuffled"]
@@ -133,7 +134,7 @@ def composed(
     noise: Distribution,
     *,
     epsilon: Real | None = None,
-    delta: Any = None,
+    delta: Real | None = None,
     sensitivity: Real = 1.0,
     count: int,
     rate: Real | None = None,
@@ -153,8 +154,10 @@ def composed(
         >>> round(m.noise.sigma, 3)
         1.563
     """
-    target = {"epsilon": epsilon, "delta": delta, "advantage": advantage, "true_positive_rate": true_positive_rate}
-    scale = composed_scale(noise, sensitivity=sensitivity, count=count, rate=rate, adjacency=adjacency, **target)
+    scale = composed_scale(
+        noise, sensitivity=sensitivity, count=count, rate=rate, adjacency=adjacency,
+        epsilon=epsilon, delta=delta, advantage=advantage, true_positive_rate=true_positive_rate,
+    )  # fmt: skip
     mechanism = Additive(rescaled(noise, scale), sensitivity)
     if delta is None or namespace(delta, *jax.tree.leaves(mechanism)) is jnp:
         return mechanism
@@ -204,14 +207,14 @@ def noise_scale_factor(
     return precise_scale_factor(made, epsilon, delta)
 
 
-def precise_scale_factor(releases: Guarantee, epsilon: object, delta: object) -> Real:
+def precise_scale_factor(releases: Guarantee, epsilon: Real, delta: Real) -> Real:
     """Return the factor of ``noise_scale_factor`` by the precise composition, without conservative rounding."""
     releases, epsilon, delta = promote(releases, epsilon, delta)
     xp = namespace(epsilon, delta)
     return xp.exp((_log_factor if xp is np else jax.jit(_log_factor))(releases, epsilon, delta))
 
 
-def _log_factor(releases: Guarantee, epsilon: Any, delta: Any) -> Real:
+def _log_factor(releases: Guarantee, epsilon: Real, delta: Real) -> Real:
     return precise_parameter(_with_log_factor, releases, epsilon, delta, tolerance=_SCALE_TOLERANCE)
 
 
@@ -234,7 +237,7 @@ def _delta_without_noise(releases: Guarantee) -> float:
 def _with_log_factor(t: Real, releases: Guarantee) -> Guarantee:
     factor = math.exp(t) if isinstance(t, float) else jnp.exp(t)
 
-    def scaled(term: Any) -> RepeatedReleases:
+    def scaled(term: RepeatedReleases) -> RepeatedReleases:
         return dataclasses.replace(term, pairs=tuple(pair.with_noise_scaled(factor) for pair in term.pairs))
 
     return Guarantee(tuple(map(scaled, releases.terms)))
@@ -289,7 +292,7 @@ def composed_budget(
     if namespace(epsilon, delta, count, rate, *jax.tree.leaves(numbers)) is jnp:
         samples, fixed = _split({"count": count, "rate": rate, "adjacency": adjacency})
 
-        def at_budget(level: Real, parameters: Any) -> Guarantee:
+        def at_budget(level: Real, parameters: PyTree) -> Guarantee:
             return _releases(member(level, parameters[0]), **fixed, **parameters[1])
 
         return member(largest_budget(at_budget, (numbers, samples), epsilon, delta, guess), numbers)
@@ -303,13 +306,13 @@ def composed_budget(
 
 
 def _by_log_budget(
-    constructor: Callable[..., Any],
-    arguments: dict[str, Any],
+    constructor: Callable[..., Mechanism],
+    arguments: Mapping[str, object],
     guess: float,
     count: int,
     rate: float | None,
     adjacency: str,
-) -> tuple[tuple[float, float], Callable[[float], Any], Callable[[float], Guarantee]]:
+) -> tuple[tuple[float, float], Callable[[float], Mechanism], Callable[[float], Guarantee]]:
     """Return (t of the least and of the largest budget, t -> mechanism, t -> releases): t lowers the log of a guess."""
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     start = min(max(math.log(guess), least), most)
@@ -325,7 +328,7 @@ def _by_log_budget(
 
 def _budget_for_risk(
     constructor: Callable[..., Any],
-    arguments: dict[str, Any],
+    arguments: Mapping[str, object],
     limit: RiskLimit,
     count: int,
     rate: float | None,
@@ -345,8 +348,8 @@ def _budget_for_risk(
 
 
 def largest_budget(
-    releases: Callable[[Any, Any], Guarantee],
-    parameters: Any,
+    releases: Callable[[Real, PyTree], Guarantee],
+    parameters: PyTree,
     epsilon: Real,
     delta: Real,
     guess: Real,
@@ -369,13 +372,13 @@ def largest_budget(
     return xp.where(t < -least, level, xp.nan)[()]
 
 
-def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Real, parameters: object) -> Guarantee:
+def _at_log_budget(releases: Callable[[Real, PyTree], Guarantee], t: Real, parameters: object) -> Guarantee:
     return releases(namespace(t).exp(-t), parameters)
 
 
 def split_arguments(
-    constructor: Callable[..., Any], arguments: dict[str, Any]
-) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
+    constructor: Callable[..., Mechanism], arguments: dict[str, Any]
+) -> tuple[Callable[[Real, PyTree], Mechanism], dict[str, Real]]:
     """Return (a function without tracers from (eps0, numbers) to the mechanism, the arguments with JAX numbers)."""
     numbers, fixed = _split(arguments)
     return lambda level, moving: constructor(epsilon=level, **fixed, **moving), numbers
@@ -412,7 +415,7 @@ def log_mu(delta: Any, epsilon: Real) -> Real:
     return xp.log(xp.where(z > 0, 2 * epsilon / (root + xp.where(z > 0, z, 0.0)), root - z))
 
 
-def gaussian_ratio(epsilon: Real, delta: Real, count: Any, rate: Real | None) -> RealArray:
+def gaussian_ratio(epsilon: Real, delta: Real, count: Real, rate: Real | None) -> RealArray:
     """Return mu/(rate sqrt(count)), about the ratio D/sigma that each of ``count`` Gaussian releases may have."""
     xp = namespace(epsilon, delta, rate, count)
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))
@@ -427,8 +430,8 @@ def gaussian_scale(noise: Distribution, sensitivity: Real, ratio: Real) -> Real:
 
 
 def precise_parameter(
-    releases: Callable[[Any, Any], Guarantee],
-    parameters: Any,
+    releases: Callable[[Real, PyTree], Guarantee],
+    parameters: PyTree,
     epsilon: Real,
     delta: Real,
     *,
@@ -436,7 +439,7 @@ def precise_parameter(
     ends: tuple[Real, Real] = (-_MAX_LOG_FACTOR, _MAX_LOG_FACTOR),
     tolerance: float = _TOLERANCE,
     clip: bool = False,
-) -> float:
+) -> Real:
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
     ``releases`` maps (t, parameters), without captured tracers, to a guarantee whose delta falls with t; see
@@ -448,14 +451,14 @@ def precise_parameter(
     return newton(excess, arguments, initial_guess, ends, tolerance=tolerance, longest=2.0, clip=clip)
 
 
-def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, arguments: tuple[Any, Real, Real]) -> Real:
+def _excess(releases: Callable[[Real, PyTree], Guarantee], t: Real, arguments: tuple[PyTree, Real, Real]) -> Real:
     parameters, epsilon, goal = arguments
     delta = releases(t, parameters).estimate_delta(epsilon)
     return log_mu(namespace(delta).asarray(delta), epsilon) - goal
 
 
 def conservative_parameter(
-    releases: Callable[[float], Guarantee], epsilon: float, delta: float, *, is_known: bool = False
+    releases: Callable[[Any], Guarantee], epsilon: float, delta: float, *, is_known: bool = False
 ) -> float:
     """Return the least plain t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
 
@@ -469,7 +472,10 @@ def conservative_parameter(
 
     start = 0.0
     if not is_known or abs(missing(0.0)) > _MAX_EXCESS:
-        start = precise_parameter(lambda t, _: releases(t), (), np.float64(epsilon), np.float64(delta), clip=True)
+        root_of_estimate = precise_parameter(
+            lambda t, _: releases(t), (), np.float64(epsilon), np.float64(delta), clip=True
+        )
+        start = float(root_of_estimate)
     try:
         # Steps are short, because a jump of the bracket's eps, as from infinity, is no measure of the error of t.
         return conservative_root(missing, start, longest=_MAX_EXCESS)
@@ -536,7 +542,7 @@ def shuffled(
         )
     candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
 
-    def meets(mechanism: Parabolic) -> bool:
+    def meets(mechanism: Mechanism) -> bool:
         """Return whether the bound meets the target, read as delta at eps and as eps at delta."""
         reports = account(exact_sampler(mechanism), n)
         return bool(reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon)
@@ -544,7 +550,7 @@ def shuffled(
     return first_feasible(candidates, meets)
 
 
-def _shuffled_for_risk(mechanism: Callable[[float], Any], limit: RiskLimit, n: int) -> Any:
+def _shuffled_for_risk(mechanism: Callable[[float], Any], limit: RiskLimit, n: int) -> Parabolic:
     low, high = (math.log(end) for end in checks.EPSILON_RANGE)
 
     def excess(t: float) -> float:
@@ -584,15 +590,23 @@ def log_budget(
     arguments, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
     excess = partial(_shuffled_excess, member, n, by_integral or xp is not np)
     if xp is np:
-        return math.nan if excess(low, arguments) > 0 else _root_from_below(lambda t: excess(t, arguments), low, high)
+        return (
+            math.nan
+            if excess(low, arguments) > 0
+            else _root_from_below(lambda t: float(excess(t, arguments)), low, high)
+        )
     lowest, highest, _ = promote(low, high, epsilon)
     t = root(excess, arguments, lowest, highest, _RTOL)
     return xp.where(excess(lowest, jax.lax.stop_gradient(arguments)) <= 0, t, xp.nan)
 
 
 def _shuffled_excess(
-    member: Callable[[Any, Any], Any], n: int, by_integral: bool, t: Real, arguments: tuple[Any, Any, Any]
-) -> float:
+    member: Callable[[Real, PyTree], Mechanism],
+    n: int,
+    by_integral: bool,
+    t: Real,
+    arguments: tuple[PyTree, Real, Real],
+) -> Real:
     """Return log delta of reports of budget e^t, minus log of the target delta."""
     parameters, epsilon, delta = arguments
     xp = namespace(t, epsilon, delta)

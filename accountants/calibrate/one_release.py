@@ -36,6 +36,7 @@ from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.pytrees import PyTree
 from dpkernels.solve import (
     MARGINS,
     NotPrivateError,
@@ -68,7 +69,7 @@ _TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 LEAST_WEIGHT = 2.0**-53  # The least weight of the outside: q is at most the float before 1.
 
 
-def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Real) -> Mechanism:
+def bounded(constructor: Callable[..., Mechanism], *, epsilon: Real, delta: Real, **arguments: Real) -> Mechanism:
     """Return a bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.
 
     A mechanism that is exactly eps0-DP is (eps, delta)-DP for smaller eps, so that eps0, its ``epsilon``, may exceed
@@ -88,7 +89,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
     member, numbers = split_arguments(constructor, arguments)
     numbers, epsilon, delta = promote(numbers, epsilon, delta)
 
-    def excess(budget: Real, setting: tuple[Any, Real, Real]) -> float:
+    def excess(budget: Real, setting: tuple[object, Real, Real]) -> float:
         numbers, epsilon, delta = setting
         return realised(member(budget, numbers), epsilon) - delta
 
@@ -152,13 +153,13 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Distribution, *ta
 # Reweighted noise
 
 
-def weighted_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Real) -> RealArray:
+def weighted_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Real) -> Real:
     """Return h(u) = Z(u) (delta(eps) - delta), which is convex in u."""
     gain, total = weighted_profile(kernel, u, theta, D, epsilon)
     return gain - delta * total
 
 
-def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
+def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Real, Real]:
     """Return (Z(u) delta(eps), Z(u)) of an even kernel, in closed pieces if its cut is known, else by its profile."""
     xp = namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
     if type(kernel) in _CUTS:
@@ -205,7 +206,7 @@ def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> RealArray:
 
 
 # The x below which log K(x) - log K(x - D) exceeds a loss.
-_CUTS: dict[type, Callable[[Any, Real, Real], Any]] = {Gaussian: _gaussian_cut, Laplace: _laplace_cut}
+_CUTS: dict[type, Callable[[Any, Real, Real], RealArray]] = {Gaussian: _gaussian_cut, Laplace: _laplace_cut}
 
 
 def least_weight(kernel: Distribution, theta: Real, D: Real, epsilon: Real, delta: Real, rtol: float = 0.0) -> Real:
@@ -213,7 +214,7 @@ def least_weight(kernel: Distribution, theta: Real, D: Real, epsilon: Real, delt
     return convex_root(_weight_excess, (kernel, theta, D, epsilon, delta), LEAST_WEIGHT, 1.0, rtol=rtol)
 
 
-def _weight_excess(u: Real, arguments: tuple[Distribution, Real, Real, Real, Real]) -> RealArray:
+def _weight_excess(u: Real, arguments: tuple[Distribution, Real, Real, Real, Real]) -> Real:
     return weighted_excess(arguments[0], u, *arguments[1:])
 
 
@@ -222,7 +223,7 @@ def shape_shift(shape: Reweighted, epsilon: Real, delta: Real, most: Real, rtol:
     return root(_shift_excess, (shape, epsilon, delta), 0.0, most, rtol)
 
 
-def _shift_excess(shift: Real, arguments: tuple[Reweighted, Real, Real]) -> RealArray:
+def _shift_excess(shift: Real, arguments: tuple[Reweighted, Real, Real]) -> Real:
     shape, epsilon, delta = arguments
     return weighted_excess(shape.kernel, shape.outside, shape.high, shift, epsilon, delta)
 
@@ -431,7 +432,7 @@ def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
     return _bound_of(_log_variance, epsilon, delta, sensitivity)
 
 
-def _bound_of(least: Any, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+def _bound_of(least: Callable[[Real, PyTree], Real], epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return T of the shape sigma/T that minimises a function; for each shape one T meets the budget."""
     check_target(epsilon, delta, sensitivity)
     epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)

@@ -77,7 +77,7 @@ class RiskLimit:
 
 
 def risk_limit(
-    epsilon: Real | None, delta: Any, advantage: Real | None, true_positive_rate: Any, numbers: object = ()
+    epsilon: Real | None, delta: Real | None, advantage: Real | None, true_positive_rate: Any, numbers: object = ()
 ) -> RiskLimit | None:
     """Return the limit that is given, or None if epsilon and delta are.
 

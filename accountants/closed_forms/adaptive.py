@@ -32,7 +32,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
 # Cells of the grid on eps0. Doubling their number makes bounds four times closer, and takes four times longer.
@@ -84,7 +84,7 @@ def ordering_table(
     """
     k = checks.integer_in("k", k, 1, 20)
     m = checks.integer_in("bounded_range", bounded_range, 0, k)
-    tables: dict[Any, Any] = {}
+    tables: dict[tuple[Callable[..., RealArray], tuple[str, ...]], RealArray] = {}
     orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
     brackets = {",".join(order): _bracket(order, epsilon0, epsilon, cells, tables) for order in orders}
     return dict(sorted(brackets.items(), key=lambda item: -float(item[1].upper)))
@@ -94,7 +94,7 @@ def ordering_table(
 class _Grid:
     """The nodes x = i h. The table of k mechanisms has delta at i = -(k + 1) N .. (k + 1) N, where N h = eps0."""
 
-    epsilon0: Any
+    epsilon0: Real
     cells: int
 
     @property
@@ -116,7 +116,11 @@ class _Grid:
 
 
 def _bracket(
-    order: tuple[str, ...], epsilon0: Any, epsilon: Real, cells: Any, tables: dict[Any, Any]
+    order: tuple[str, ...],
+    epsilon0: Real,
+    epsilon: Real,
+    cells: int,
+    tables: dict[tuple[Callable[..., Any], tuple[str, ...]], Any],
 ) -> AdaptiveBounds:
     checks.positive("epsilon0", epsilon0)
     grid = _Grid(checks.number("epsilon0", epsilon0), checks.integer_in("cells", cells, 2, 10**5))
@@ -132,7 +136,12 @@ def _traced_delta(order: tuple[str, ...], epsilon0: Array, epsilon: Array, cells
     return _read(grid, _table(grid, order, _on_chords, {}), floating(jnp.asarray(epsilon)))
 
 
-def _table(grid: _Grid, order: tuple[str, ...], supremum: Callable[..., Any], tables: dict[Any, Any]) -> Any:
+def _table(
+    grid: _Grid,
+    order: tuple[str, ...],
+    supremum: Callable[..., RealArray],
+    tables: dict[tuple[Callable[..., Any], tuple[str, ...]], Any],
+) -> Any:
     """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``.
 
     ``supremum``, over the t of one BR mechanism, maps a table to its values at the nodes at least eps0 from its ends.
@@ -178,7 +187,7 @@ def _on_chords(grid: _Grid, values: RealArray) -> RealArray:
         return best
     epsilon0, still_A, still_S = jax.lax.stop_gradient((grid.epsilon0, A, S))
 
-    def better(j: Array, best: tuple[Any, Any]) -> tuple[Any, Any]:
+    def better(j: Array, best: tuple[Real, Real]) -> tuple[Real, Real]:
         value = _in_cell(_Grid(epsilon0, N), still_A, still_S, j)
         return jnp.maximum(best[0], value), jnp.where(value > best[0], j, best[1])
 
@@ -197,7 +206,7 @@ def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Real) -> RealArray:
     """
     xp, N, inside = grid.xp, grid.cells, len(A) + 1 - 2 * grid.cells
 
-    def chord(start: Real) -> tuple[Any, Any]:
+    def chord(start: Real) -> tuple[Real, Real]:
         at = slice(start, start + inside) if xp is np else start + xp.arange(inside)
         return A[at], S[at]
 
@@ -209,7 +218,7 @@ def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Real) -> RealArray:
     return (A0 - E * A1 - K * (S0 - S1) - v * fall - rise / v) / -xp.expm1(-grid.epsilon0)
 
 
-def _read(grid: _Grid, upper: RealArray, epsilon: RealArray) -> Any:
+def _read(grid: _Grid, upper: RealArray, epsilon: RealArray) -> RealArray:
     """Return the upper bound on the chord between two nodes; 0 beyond all losses."""
     i, y, beyond = _between(grid, upper, epsilon)
     return grid.xp.where(beyond, 0.0, upper[i] + y * (upper[i + 1] - upper[i]))
@@ -223,7 +232,7 @@ def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.n
     return np.where(beyond, 0.0, np.maximum(np.maximum(np.maximum(left, right), lower[i + 1]), 0.0))
 
 
-def _between(grid: _Grid, table: Any, epsilon: Real) -> tuple[Any, Any, Any]:
+def _between(grid: _Grid, table: RealArray, epsilon: Real) -> tuple[RealArray, RealArray, Boolean]:
     """Return node i at or below eps; y in e^x, 0 there and 1 at the next node; and whether eps exceeds all losses."""
     count = (len(table) - 1) // (2 * grid.cells) - 1
     xp, x = grid.xp, grid.nodes(count)

@@ -110,7 +110,7 @@ def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) ->
     return m * t + n * eps0, eps0, mass
 
 
-def _binomial(m: int, eps0: Real, t: Any, gap: Any) -> RealArray:
+def _binomial(m: int, eps0: Real, t: Any, gap: Real) -> RealArray:
     """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0 = -gap."""
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
@@ -127,7 +127,7 @@ def _doubled(mass: Real) -> Real:
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
-def _best_t(m: int, n: int, eps0: Real, eps: Real) -> tuple[Any, Any, Any]:
+def _best_t(m: int, n: int, eps0: Real, eps: Real) -> tuple[Real, Real, Real]:
     """Return t_l of Theorem 3's best l, eps0 - t_l, and l, for numbers, without derivative.
 
     The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], with the sums B and C of 2 J.
@@ -187,7 +187,7 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
         *_, low, high, gain = state
         return (gain > tolerance * low) & (high - low > tolerance * low)
 
-    def onwards(state: Any) -> Any:
+    def onwards(state: PyTree) -> PyTree:
         # Quadratic at first, for all but extreme arguments; then bisection, where gain is half of the bracket.
         step, t, low, high, _ = state
         x = xp.where(step < 8, low, (low + high) / 2)
@@ -201,7 +201,7 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
     return while_loop(unfinished, onwards, (0, half, eps_at(half), (m + n) * eps0, eps0))[1]
 
 
-def _each(function: Callable[..., Any], epsilon0: Real, bounded_range: int, pure: Real, values: Any) -> RealArray:
+def _each(function: Callable[..., Real], epsilon0: Real, bounded_range: int, pure: Real, values: Any) -> RealArray:
     m = checks.integer_in("bounded_range", bounded_range, 0, 4000)
     n = checks.integer_in("pure", pure, 0, pure_composition.MOST)
     checks.positive("epsilon0", epsilon0)
@@ -215,5 +215,5 @@ def _each(function: Callable[..., Any], epsilon0: Real, bounded_range: int, pure
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _mapped(function: Callable[..., Any], m: int, n: int, eps0: Real, values: Real) -> Any:
+def _mapped(function: Callable[..., Real], m: int, n: int, eps0: Real, values: Real) -> Any:
     return jax.lax.map(lambda both: function(m, n, *both), (eps0, values))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -129,9 +128,9 @@ class Concentrated:
 def setwise_epsilon(
     delta: Real,
     *,
-    pure: Iterable[Any] = (),
-    bounded_range: Iterable[Any] = (),
-    concentrated: Iterable[tuple[Any, Any]] = (),
+    pure: Iterable[Real] = (),
+    bounded_range: Iterable[Real] = (),
+    concentrated: Iterable[tuple[Real, Real]] = (),
 ) -> Real:
     """Return eps at delta of mechanisms whose parameters are fixed beforehand, used adaptively in any order.
 
@@ -149,7 +148,7 @@ def setwise_epsilon(
     return tail_bound(sum(mean for mean, _ in terms), sum(square for _, square in terms), delta)
 
 
-def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
+def setwise_concentrated_delta(rhos: Iterable[Real], epsilon: Real) -> Real:
     """Return a sound delta at eps of zCDP mechanisms whose rho_i are fixed beforehand, used adaptively in any order.
 
     Cesar & Rogers 2021, Lemma 3.4. With rho = sum rho_i, eps >= rho and y = (eps + rho)/(2 rho), rounded upwards:

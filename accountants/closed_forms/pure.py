@@ -24,6 +24,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.pytrees import PyTree
 from dpkernels.solve import promote, while_loop
 
 MOST = 10**6  # The most mechanisms: an array of 8 MB.
@@ -44,7 +45,7 @@ def pure_delta(epsilon0: Real, k: Real, epsilon: Real) -> RealArray:
     return upper_delta(eps, (eps0, np.asarray(k), pure_losses(eps0, k)))[()]
 
 
-def upper_delta(eps: Real, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> RealArray:
+def upper_delta(eps: Real, parameters: tuple[Real, Real, tuple[Real, Real, Real]]) -> RealArray:
     """Return the profile at eps of (eps0, k, ``pure_losses``), an upper bound: products (k - 2 s) eps0 are exact."""
     eps0, k, (top, step, mass) = parameters
     xp = namespace(eps0, eps)
@@ -78,7 +79,7 @@ def pure_level(eps0: Real, k: Real) -> RealArray:
     return top + xp.where(rounded_down, xp.nextafter(start, xp.inf + 0 * start) - start, 0.0)
 
 
-def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
+def pure_losses(eps0: Any, k: Any) -> tuple[Real, Real, Real]:
     """Return top, step and mass of the loss of k randomised responses (see the module), masses rounded upwards."""
     checks.positive("epsilon0", eps0)
     k, log_ways_of_j = _counts(k)
@@ -101,7 +102,7 @@ def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     return k, log_ways_of_j.reshape(*k.shape, log_ways_of_j.shape[-1])
 
 
-def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[Any, Any], Any]) -> Any:
+def grid_delta(top: Real, step: Real, mass: Any, epsilon: Real, excess: Callable[[Real, Real], Real]) -> Any:
     """Return delta(eps) = E [1 - e^(eps - L)]_+ of stacked distributions, with which epsilon broadcasts.
 
     With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s). As top and
@@ -119,7 +120,7 @@ def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Callable[[A
     return xp.where(is_below_top, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
 
 
-def grid_epsilon(top: Any, step: Any, mass: Any, delta: Real) -> Any:
+def grid_epsilon(top: Real, step: Real, mass: Any, delta: Real) -> Any:
     """Return the least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding.
 
     With the last s such that C(s) <= delta:  eps = top - s step + ln(1 - (delta - C(s))/B(s)).
@@ -167,12 +168,12 @@ def _entry(values: RealArray, s: RealArray) -> RealArray:
     return xp.take_along_axis(spread, xp.broadcast_to(s, shape)[..., None], -1)[..., 0]
 
 
-def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Real, delta: Real, scale: Real) -> Any:
+def raised(at: Callable[[Real, PyTree], Real], parameters: PyTree, epsilon: Real, delta: Real, scale: Real) -> Any:
     """Return eps moved up, in growing steps, until the profile is at most delta; the move has no derivative."""
     xp = namespace(epsilon)
     parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))
 
-    def move(state: Any) -> Any:
+    def move(state: PyTree) -> PyTree:
         eps, step, above = state
         eps = xp.where(above, eps + step, eps)
         return eps, 4 * step, at(eps, parameters) > delta
@@ -199,9 +200,9 @@ def log_ways(k: int) -> np.ndarray:
 
 # ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): by its series in 1/n from here on, and by the factorial below.
 _SERIES_FROM = 16
-_LOG_ROOT = math.log(2 * math.pi) / 2  # log sqrt(2 pi).
-_STIRLING_ERRORS = np.array(
-    [0.0, *(math.log(math.factorial(n)) - (n + 0.5) * math.log(n) + n - _LOG_ROOT for n in range(1, _SERIES_FROM))]
+_ROOT = math.log(2 * math.pi) / 2
+_SMALL_ERRORS = np.array(
+    [0.0, *(math.log(math.factorial(n)) - (n + 0.5) * math.log(n) + n - _ROOT for n in range(1, _SERIES_FROM))]
 )
 
 
@@ -209,7 +210,7 @@ def _stirling_error(n: np.ndarray) -> np.ndarray:
     """Return the error of Stirling's formula for ln n!, for integers n."""
     m = np.maximum(n, _SERIES_FROM)
     series = (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680 - 1 / 1188 / m**2) / m**2) / m**2) / m**2) / m
-    return np.where(n < _SERIES_FROM, _STIRLING_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
+    return np.where(n < _SERIES_FROM, _SMALL_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
 
 
 def split(value: Real) -> tuple[Any, Any]:

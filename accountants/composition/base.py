@@ -116,7 +116,7 @@ class Composer(abc.ABC):
         prepared, infinite = self.prepare(direction.losses)
         return self.profile_of(prepared, direction), infinite
 
-    def initial_guess(self, composed: ComposedProfile, log_delta: Any) -> Real:
+    def initial_guess(self, composed: ComposedProfile, log_delta: Real) -> Real:
         """Return an estimate of the eps at which log delta has a value."""
         return 0.0 * log_delta
 

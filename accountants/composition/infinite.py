@@ -12,7 +12,7 @@ from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.direction import Direction, capped_losses
 from accountants.composition.self_composed import LossTuple
 from dpkernels.numerics import Boolean, Real, namespace
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import PyTree, pytree
 
 
 @pytree
@@ -22,13 +22,13 @@ class EmptyProfile(ComposedProfile):
 
     losses: LossTuple
 
-    def evaluate(self, epsilon: Real) -> tuple[Any, Any, Any]:
+    def evaluate(self, epsilon: Real) -> tuple[Real, Real, PyTree]:
         return 0.0 * epsilon - np.inf, 0.0 * epsilon, ()
 
-    def gradient(self, evaluation: Any) -> tuple[LossTuple, Any]:
+    def gradient(self, evaluation: PyTree) -> tuple[LossTuple, Any]:
         return jax.tree.map(np.zeros_like, self.losses), np.zeros(())
 
-    def empty(self) -> Any:
+    def empty(self) -> PyTree:
         return ()
 
 
@@ -50,7 +50,7 @@ class InfiniteLosses(Composer):
     def of(cls, direction: Direction) -> InfiniteLosses:
         return cls(direction.question.least_epsilon)
 
-    def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         return capped_losses(losses, self.bound)
 
     def profile_of(self, prepared: LossTuple, direction: Direction) -> EmptyProfile:

@@ -12,7 +12,7 @@ The compiled program is small, and independent of the values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,23 +20,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.flatten_util import ravel_pytree
 
 from accountants.composition import dispatch
 from accountants.composition.base import Composer
 from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
-from accountants.composition.moving import (
-    MAX_FORWARD,
-    derivatives_forwards,
-    join_moving,
-    leaves_that_move,
-    split_moving,
-)
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
+from accountants.composition.self_composed import HasTerms
 from accountants.dominating_pairs.base import as_float64, profile
-from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
+from dpkernels.jax_on_use import Array
+from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
+
+_MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
 def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
@@ -57,14 +56,15 @@ def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: type[Question], guarantee: Any, at: Real) -> RealArray:
+def _value(quantity: type[Question], guarantee: HasTerms, at: Real) -> RealArray:
     return _value_and_slopes(quantity, (), guarantee, at)[0]
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
 def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     """Return the value and its derivative along the tangents of the numbers that move."""
-    moved, moving = leaves_that_move(tangents)
+    moved = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+    moving = tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in moved)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
     *parameters, at = (leaf if moves else None for leaf, moves in zip(moved, moving, strict=True))
     change = jnp.zeros_like(value)
@@ -77,7 +77,7 @@ def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any,
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _value_and_slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: Any, at: RealArray
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: HasTerms, at: RealArray
 ) -> tuple[Any, list[Any]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
     numbers = jax.tree.leaves(guarantee)
@@ -129,7 +129,7 @@ def _slopes(
     return [*(factor * by for by in by_parameters), *([np.asarray(factor * by_at)] if moving[-1] else [])]
 
 
-def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tuple[list[np.ndarray], Any]:
+def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tuple[list[np.ndarray], Real]:
     """Return the derivatives of delta(eps) in the numbers that move, and in eps, of plain float64 numbers."""
     parameters = _Parameters.of(guarantee, moving)
     if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
@@ -142,19 +142,19 @@ def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tup
     return _composed_slopes(guarantee, parameters, epsilon)
 
 
-def _delta_of_one_release(guarantee: Any, epsilon: Real) -> Any:
+def _delta_of_one_release(guarantee: HasTerms, epsilon: Real) -> Any:
     return profile(guarantee.terms[0].one_release(), epsilon)
 
 
-def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: object) -> Any:
+def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Real) -> Array:
     """Return delta by enumeration, whose arrays depend on the counts."""
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
     directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
-    return largest_of([outcomes.delta(epsilon) for outcomes in directions or ()])
+    return jnp.stack([outcomes.delta(epsilon) for outcomes in directions or ()]).max()
 
 
-def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> tuple[list[np.ndarray], Any]:
+def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Real) -> tuple[list[np.ndarray], Real]:
     """Return the slopes of the neighbour direction with the largest delta."""
     directions = [Direction(DeltaAt(epsilon), *losses) for losses in guarantee.numeric_directions]
     number = int(np.argmax([dispatch.answer_of(direction) for direction in directions])) if len(directions) > 1 else 0
@@ -166,7 +166,7 @@ def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Any) -> t
     return pull(by_prepared), by_epsilon
 
 
-def _prepared(guarantee: Any, number: int, may_sample: bool, composer: Composer) -> tuple[Any, Any]:
+def _prepared(guarantee: Any, number: int, may_sample: bool, composer: Composer) -> tuple[Real, Real]:
     """Return what is composed, which JAX differentiates, and the probability of an infinite loss."""
     return composer.prepare(pad_losses(guarantee.repeated_losses(PANELS, may_sample=may_sample)[number]))
 
@@ -176,7 +176,7 @@ class _Parameters:
     """The numbers of a guarantee, some of which move."""
 
     numbers: tuple[np.ndarray, ...]
-    structure: Any
+    structure: object
     moving: tuple[bool, ...]
 
     @classmethod
@@ -189,7 +189,7 @@ class _Parameters:
         moving = jax.tree.unflatten(self.structure, self.moving)
         return any(term.count for term in moving.terms)
 
-    def gradient(self, function: Callable[..., Any], static: tuple[Any, ...], epsilon: Real) -> tuple[list[Any], Any]:
+    def gradient(self, function: Callable[..., Real], static: tuple[Any, ...], epsilon: Real) -> tuple[list[Any], Any]:
         """Return the derivatives of function(guarantee, *static, eps) in the numbers that move and in eps."""
         with jax.enable_x64(True):
             slopes = _gradient(function, static, self.structure, self.moving, *self._split, epsilon)
@@ -204,7 +204,7 @@ class _Parameters:
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
         """
         moving, others = self._split
-        forwards = sum(number.size for number in moving) <= MAX_FORWARD
+        forwards = sum(number.size for number in moving) <= _MOST_FORWARD
         differentiate = _forwards if forwards else _backwards
         with jax.enable_x64(True):
             results, derivatives = differentiate(
@@ -228,7 +228,15 @@ class _Parameters:
 
     @property
     def _split(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        return split_moving(self.numbers, self.moving)
+        pairs = list(zip(self.numbers, self.moving, strict=True))
+        return [number for number, moves in pairs if moves], [number for number, moves in pairs if not moves]
+
+
+def _joined(
+    structure: object, moving: tuple[bool, ...], moved: Sequence[np.ndarray], others: Sequence[np.ndarray]
+) -> PyTree:
+    sources = {True: iter(moved), False: iter(others)}
+    return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
 
 
 _jit = partial(
@@ -238,16 +246,16 @@ _jit = partial(
 
 @_jit
 def _gradient(
-    function: Any,
-    static: Any,
-    structure: Any,
+    function: Callable[..., Real],
+    static: tuple[object, ...],
+    structure: object,
     moving: tuple[bool, bool, bool],
-    moved: list[Any],
-    others: list[Any],
+    moved: list[np.ndarray],
+    others: list[np.ndarray],
     epsilon: RealArray,
 ) -> Any:
-    def value(moved: list[Any], epsilon: Any) -> Any:
-        return function(join_moving(structure, moving, moved, others), *static, epsilon)
+    def value(moved: list[np.ndarray], epsilon: Real) -> Any:
+        return function(_joined(structure, moving, moved, others), *static, epsilon)
 
     by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
     return [*by_moved, by_epsilon]
@@ -255,36 +263,45 @@ def _gradient(
 
 @_jit
 def _forwards(
-    function: Any,
+    function: Callable[..., Real],
     static: tuple[int, Boolean],
-    structure: Any,
-    moving: Any,
+    structure: object,
+    moving: tuple[bool, ...],
     moved: list[Any],
     others: list[Any],
-    arguments: Any,
-) -> tuple[Any, Any]:
+    arguments: tuple[object, ...],
+) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
-    def results(moved: list[Any]) -> Any:
-        return function(join_moving(structure, moving, moved, others), *static, *arguments)
+    def results(moved: list[Any]) -> PyTree:
+        return function(_joined(structure, moving, moved, others), *static, *arguments)
 
-    return derivatives_forwards(results, moved)
+    flat, restore = ravel_pytree(moved)
+
+    def restored(flat: PyTree) -> PyTree:
+        return results(restore(flat))
+
+    if len(flat) == 1:  # Without vmap the program is smaller.
+        value, slopes = jax.jvp(restored, (flat,), (jnp.ones_like(flat),))
+        return value, jax.tree.map(lambda slope: slope[None], slopes)
+    value, along = jax.linearize(restored, flat)
+    return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
 
 
 @_jit
 def _backwards(
-    function: Any,
+    function: Callable[..., Real],
     static: tuple[int, Boolean],
-    structure: Any,
+    structure: object,
     moving: tuple[bool, bool, bool],
     moved: list[Any],
     others: list[Any],
     arguments: tuple[Composer],
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
-    return jax.vjp(lambda moved: function(join_moving(structure, moving, moved, others), *static, *arguments), moved)
+    return jax.vjp(lambda moved: function(_joined(structure, moving, moved, others), *static, *arguments), moved)
 
 
 @jax.jit
-def _pulled_back(back: Any, cotangents: PyTree) -> Any:
+def _pulled_back(back: Callable[[PyTree], PyTree], cotangents: PyTree) -> Any:
     return back(cotangents)[0]

@@ -14,6 +14,7 @@ from accountants.composition.self_composed import LossTuple
 from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.profile import epsilon_of
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
+from dpkernels.pytrees import PyTree
 
 _SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this factor, by rounding.
 
@@ -38,11 +39,11 @@ class Question(abc.ABC):
         """Return an eps below which delta is of no interest."""
 
     @abc.abstractmethod
-    def log_target(self, infinite: Real) -> Any:
+    def log_target(self, infinite: Real) -> Real | None:
         """Return the log of the part of delta that remains for finite losses; of no use where eps is given."""
 
     @abc.abstractmethod
-    def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
+    def bound(self, log_moment: RealArray, c: Real, infinite: RealArray) -> tuple[Real, Real]:
         """Return an upper bound of eps and the tilt of the least one, from bounds delta(eps) <= e^(moment - c eps)."""
 
     @abc.abstractmethod
@@ -87,7 +88,7 @@ class DeltaAt(Question):
     def least_epsilon(self) -> Real:
         return self.at
 
-    def log_target(self, infinite: Real) -> Any:
+    def log_target(self, infinite: Real) -> Real | None:
         return None
 
     def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
@@ -98,7 +99,7 @@ class DeltaAt(Question):
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Real, PyTree]:
         xp = namespace(self.at)
         log_delta, _, evaluation = composed.evaluate(self.at)
         return xp.clip(infinite + xp.exp(log_delta), 0.0, 1.0), evaluation
@@ -138,7 +139,7 @@ class EpsilonAt(Question):
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Real, PyTree]:
         xp, log_delta = namespace(self.at), self.log_target(infinite)
         floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
         start = xp.maximum(composer.initial_guess(composed, log_delta), floor)

@@ -25,13 +25,13 @@ from accountants.composition.direction import (
 from accountants.composition.self_composed import LossTuple, infinity_mass
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
 from dpkernels.numerics import Real, RealArray, namespace, special_functions, without_derivative
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import PyTree, pytree
 
 _SAMPLES_INSET = 30.0  # The distance from the ends of a piece at which sampling starts, in steps.
 _TRANSITION = 2.0  # The width of the transition from nodes to samples, in steps.
 _TRANSITION_REACH = 16.0  # The distance, in steps, at which the transition is complete: 8 of its widths.
 _ATOM_BELOW = 40.0  # The distance of the atom of large losses below the largest sampled loss, in steps.
-_CAP_MARGIN = _ATOM_BELOW + 20.0  # How far beyond the largest needed loss losses are capped, in steps.
+_CAP_MARGIN = _ATOM_BELOW + 20.0
 # Panels of quadrature on the four intervals beside the samples: from an end to the transition, and in the transition.
 _PANELS = (48, 16, 16, 48)
 # The ends of these intervals in a piece that is too short to be sampled, as shares of it.
@@ -68,7 +68,7 @@ class SampledDensities(TiltedComposer):
         cap = largest_needed_loss(losses, direction.bound) + margin
         return cls(bound, tilt, direction.tilt.guess, points_up_to(bound), cap)
 
-    def prepare(self, losses: LossTuple) -> tuple[LossTuple, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         sampled = []
         for term, capped, offset in zip(losses, capped_losses(losses, self.bound)[0], self.points.offsets, strict=True):
             if term.source is not None:

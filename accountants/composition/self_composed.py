@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import numpy as np
@@ -43,6 +43,13 @@ _TILT_TOLERANCE = 1e-3  # The last Newton step of log c; values next to the larg
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
 _MIN_TILT = 1e-4  # The least tilt of a search.
 GREATEST_TILT = 1e5  # The largest tilt of a search, by default.
+
+
+class HasTerms(Protocol):
+    """What composition reads: a guarantee, or anything else with the terms of one."""
+
+    @property
+    def terms(self) -> tuple[RepeatedReleases, ...]: ...
 
 
 class ConvergenceError(ValueError):
@@ -261,7 +268,7 @@ class TiltedLoss(NamedTuple):
 
     part: RepeatedLoss  # The releases.
     mass: Any  # The tilted masses of all outcomes, of sum 1, with 0 for an infinite loss; None for Gaussian noise.
-    log_scale: Any  # K(c) of one release.
+    log_scale: Real  # K(c) of one release.
     mean: Any  # The tilted mean of the finite losses.
     variance: Any  # Their tilted variance.
 

@@ -24,9 +24,8 @@ import numpy as np
 
 from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import Direction, TiltedComposer, capped_losses
-from accountants.composition.self_composed import LossTuple, RepeatedLoss, RepeatedReleases
+from accountants.composition.self_composed import LossTuple, RepeatedLoss
 from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels import checks
 from dpkernels.numerics import (
     Boolean,
     Real,
@@ -37,7 +36,7 @@ from dpkernels.numerics import (
     special_functions,
     without_derivative,
 )
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import PyTree, pytree
 from dpkernels.solve import while_loop
 
 ROWS = 2048  # The most counts of the lightest loss that are kept.
@@ -74,10 +73,10 @@ class ThreePointLoss(ComposedProfile):
         masses = xp.exp(size - size.max())
         return masses / masses.sum()
 
-    def empty(self) -> Any:
+    def empty(self) -> PyTree:
         return self.tilt, namespace(self.tilt).zeros((2, 4), self.tilt.dtype)
 
-    def evaluate(self, epsilon: Real) -> tuple[Any, Any, Any]:
+    def evaluate(self, epsilon: Real) -> tuple[Real, Real, PyTree]:
         xp = namespace(self.mass, epsilon)
         sums = _sums(self, self.count, epsilon)
         value, slope = sums[:, 0]
@@ -89,7 +88,7 @@ class ThreePointLoss(ComposedProfile):
             (epsilon, sums),
         )
 
-    def gradient(self, evaluation: Any) -> tuple[ThreePointLoss, Any]:
+    def gradient(self, evaluation: PyTree) -> tuple[ThreePointLoss, Any]:
         """Return derivatives of delta in all fields and in eps; in the count, the difference to one release less."""
         stack = namespace(self.tilt).stack
         epsilon, ((value, *by_mass), (slope, *by_loss)) = evaluation
@@ -244,15 +243,3 @@ def may_be_three_points(losses: LossTuple) -> bool:
     """Return whether the number of outcomes does not rule out that there are only three losses."""
     nodes = losses[0].losses
     return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= MOST_OUTCOMES + 1
-
-
-def are_three_points(losses: LossTuple) -> bool:
-    """Return whether there is one mechanism whose number of outcomes is at most three, beside the one that pads it."""
-    nodes = losses[0].losses
-    return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= 3 + 1
-
-
-def are_few_counts(releases: tuple[RepeatedReleases, ...]) -> bool:
-    """Return whether all counts of the lightest loss are kept, whatever its probability."""
-    counts = [checks.concrete(term.count) for term in releases]
-    return len(counts) == 1 and counts[0] is not None and bool(np.all(counts[0] < ROWS))

@@ -42,7 +42,7 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
 # The distance, in sigma beyond both means, up to which a Gaussian is integrated.
-_MAX_DEVIATIONS = 18.0
+_REACH = 18.0
 # The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
 # Other noise is integrated up to this tail probability on either side.
@@ -52,9 +52,8 @@ _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 # Masses between levels of the loss are known up to this tail probability.
 _RESOLVED = 1e-307
 _NODES, _WEIGHTS = gauss_legendre(16)
-_MAX_LOG_CHANGE = 10.0  # How much a log density may change over an interval on which these nodes are exact.
-# The same for a mass; on longer intervals it is a difference of tails, which do not cancel.
-_MAX_LOG_CHANGE_OF_MASS = 1.0
+_SMOOTH = 10.0  # How much a log density may change over an interval on which these nodes are exact.
+_SHORT = 1.0  # The same where a mass is not the difference of two tails, which would cancel.
 # Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
 _TRACED_PERIODS = 256  # Periods of a traced staircase, on either side, whose steps a pair keeps.
@@ -64,12 +63,12 @@ _UNITS = 4  # of the numbers that eps is computed from,
 _UNITS_REWEIGHTED = 256  # of the norm of reweighted noise,
 _UNITS_REPLACED = 16  # and of the numbers from which the mass of noise on samples with replaced records is computed.
 # The roundings of the loss of a replaced record: log densities of up to 700 are subtracted.
-_UNITS_OF_REPLACED_LOSS = 1024
+_LOSS_REPLACED = 1024
 # The weights of p and of q in f and in its shift.
-_OWN_WEIGHTS = np.eye(2)
-_LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
+_WHOLE = np.eye(2)
+_LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
-_REPLACED_POSITIONS = (0.0, 1.0, -1.0)
+_REPLACED = (0.0, 1.0, -1.0)
 
 
 @proven("worst_pairs#1-additive-noise")
@@ -225,10 +224,10 @@ class NoiseFormulas:
         self.source, self.xp = pair.noise.unweighted, namespace(*jax.tree.leaves(pair))
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         return self.xp.concatenate(self._vectors(self.source.knots, *self.noise.edges))
 
-    def _vectors(self, *points: Any) -> list[Any]:
+    def _vectors(self, *points: Real) -> list[Any]:
         return [self.xp.atleast_1d(floating(self.xp.asarray(point))) for point in points]
 
     @property
@@ -277,7 +276,7 @@ class NoiseFormulas:
             ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > aim) == falls, start, end, _BISECTIONS)
             return (ends[0] + ends[1]) / 2
 
-        def of_pieces(level: Any) -> Any:
+        def of_pieces(level: Real) -> Real:
             xp = namespace(level, left)
             aim = without_derivative(level - change)
             start, end = without_derivative((low + 0 * aim, high + 0 * aim))
@@ -302,7 +301,7 @@ class NoiseFormulas:
         """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""
         source, xp = self.source, namespace(start, level)
         change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * self.D, self.D)]
-        short = (xp.abs(change[0]) <= _MAX_LOG_CHANGE) & (xp.abs(change[1]) <= _MAX_LOG_CHANGE)
+        short = (xp.abs(change[0]) <= _SMOOTH) & (xp.abs(change[1]) <= _SMOOTH)
         width = xp.where(short, end - start, 0.0)[..., None]
         x = xp.where(short, start, 0.0)[..., None] + width * like(_NODES, start)
         over = source.loss(x, self.D) - xp.where(short, level, 0.0)[..., None]
@@ -337,7 +336,7 @@ class NoiseFormulas:
         return without_derivative(xp.concatenate(list(sides)))
 
     @property
-    def _reach(self) -> tuple[Any, Any]:
+    def _reach(self) -> tuple[Real, Real]:
         tail = like(np.array([_TAIL]), self.source.quantiles)
         return self.source.inverse(tail, np.ones(1, bool)), self.source.inverse(tail, np.zeros(1, bool))
 
@@ -378,7 +377,7 @@ class NoiseFormulas:
         loss: Any,
         inverse: Callable[[Any, Any], Any] | None = None,
         distances: tuple[float, ...] = (0.0, 1.0),
-        shares: np.ndarray = _OWN_WEIGHTS,
+        shares: np.ndarray = _WHOLE,
         units: float = LOSS_UNITS,
     ) -> LossIntervals | None:
         """Return the masses between levels of the loss, for plain numbers.
@@ -420,7 +419,7 @@ class NoiseFormulas:
             eps = eps - side * _UNITS_REPLACED * xp.finfo(eps.dtype).eps * (1 + xp.abs(without_derivative(eps)))
             level = without_derivative(eps)
 
-            def before(x: Any) -> Any:
+            def before(x: Real) -> Any:
                 return log_ratio(*still.formulas.replaced_logs(x, still_rate)) <= level
 
             ends = bisect(before, low + 0 * level, high + 0 * level, _BISECTIONS)
@@ -436,8 +435,8 @@ class NoiseFormulas:
         same, *moved = self._logs_of_replaced(y)
         return _mixed(same, moved[0], rate), _mixed(same, moved[1], rate)
 
-    def _logs_of_replaced(self, y: Real) -> list[Any]:
-        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED_POSITIONS]
+    def _logs_of_replaced(self, y: Real) -> list[RealArray]:
+        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED]
 
     def replaced_loss(self, y: Real, rate: Real) -> RealArray:
         """Return log p/q of a release with a record replaced, to full precision.
@@ -455,21 +454,19 @@ class NoiseFormulas:
         rises = own >= 0
         sign, size = xp.where(rises, 1.0, -1.0), xp.abs(own)
         log_share = xp.minimum(xp.log(rate) + xp.where(regular, xp.where(rises, other - q, one - p), 0.0), 0.0)
-        large = size > _LARGE_LOSS
+        large = size > _LARGE
         near = xp.log1p(xp.exp(log_share) * xp.expm1(xp.where(large, 0.0, size)))
         far = xp.logaddexp(log_or_never(-xp.expm1(log_share)), size + log_share)
         return xp.where(regular, sign * xp.where(large, far, near), log_ratio(p, q))
 
-    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        uncut = self.split(_REPLACED_POSITIONS)
-        left, right = self.within_reach(uncut, _REPLACED_POSITIONS)
+    def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
+        uncut = self.split(_REPLACED)
+        left, right = self.within_reach(uncut, _REPLACED)
         intervals = None
         if len(self.noise.edges) == 0 and namespace(rate) is np:  # The density is log-concave, so the loss is monotone.
             shares = np.array([[1 - rate, rate, 0.0], [1 - rate, 0.0, rate]])
             loss = self.replaced_loss
-            intervals = self._intervals(
-                uncut, lambda x, _: loss(x, rate), None, _REPLACED_POSITIONS, shares, _UNITS_OF_REPLACED_LOSS
-            )
+            intervals = self._intervals(uncut, lambda x, _: loss(x, rate), None, _REPLACED, shares, _LOSS_REPLACED)
         pieces = self._replaced_pieces(left, right, right - left, rate)
         pieces = replace(pieces, beyond=(uncut.left, uncut.right), intervals=intervals)
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
@@ -481,7 +478,7 @@ class NoiseFormulas:
             lambda x, _: self.replaced_logs(x, rate)[0],
             lambda x, _: self.replaced_logs(x, rate)[1],
             lambda x, _: self.replaced_loss(x, rate),
-            self._steepness(_REPLACED_POSITIONS),
+            self._steepness(_REPLACED),
             few=_panels_of(left, self.panels_replaced),
         )
 
@@ -509,7 +506,7 @@ class PolynomialFormulas(NoiseFormulas):
     panels_replaced: ClassVar[tuple[int, int]] = 8, 0
 
     @property
-    def _reach(self) -> tuple[Any, Any]:
+    def _reach(self) -> tuple[Real, Real]:
         return -np.inf, np.inf
 
     @property
@@ -547,7 +544,7 @@ class PolynomialFormulas(NoiseFormulas):
         finite = xp.isfinite(pieces.width)
         low, high = xp.where(finite, left, 0.0), xp.where(finite, right, 0.0)
         top = source.log_prob(without_derivative(xp.clip(0.0 * low, low, high)))
-        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _MAX_LOG_CHANGE_OF_MASS)
+        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _SHORT)
         width = xp.where(short, pieces.width, 0.0)[:, None]
         by_nodes = (width * like(_WEIGHTS, low) * source.prob(low[:, None] + width * like(_NODES, low))).sum(-1)
         return xp.where(short, by_nodes, source.mass(left, right))
@@ -634,7 +631,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         xp = namespace(pieces.at)
         fall, loss = xp.abs(pieces.slope), pieces.loss + xp.abs(pieces.slope) * offset
 
-        def density(weight: Any, at: Any) -> tuple[Any, Any, Any, Any]:
+        def density(weight: Real, at: Real) -> tuple[Any, Any, Any, Any]:
             score, log = source.score(at), source.log_prob(at)
             change = score * (top - pieces.at)
             return weight, log + change, -direction * score, xp.abs(log) + xp.abs(change)
@@ -646,7 +643,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         unit, size = xp.finfo(loss.dtype).eps, without_derivative(xp.where(xp.isfinite(size), size, 0.0))
         factor = 1 + side * unit * self._units(size)
 
-        def of_pieces(eps: Real) -> Any:
+        def of_pieces(eps: Real) -> Real:
             eps = eps - side * unit * size
             T = xp.clip((loss - eps) / xp.where(fall > 0, fall, 1.0), 0.0, pieces.width)
             T = xp.where(fall > 0, T, xp.where(loss > eps, pieces.width, 0.0))
@@ -660,9 +657,9 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
         """
-        pieces, source = self.split(_REPLACED_POSITIONS), self.source
+        pieces, source = self.split(_REPLACED), self.source
         xp = namespace(pieces.left, rate)
-        places = self.D * xp.array(_REPLACED_POSITIONS, pieces.left.dtype)
+        places = self.D * xp.array(_REPLACED, pieces.left.dtype)
         rising = xp.isfinite(pieces.left)
         origin = xp.where(rising, pieces.left, pieces.right)
         slopes = xp.where(rising, 1.0, -1.0)[:, None] * source.score(pieces.at)
@@ -675,7 +672,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         (free, own, other), (free_slope, slope, other_slope), width = logs.T, slopes.T, pieces.width
         finite = xp.where(xp.isfinite(width), width, 0.0)
 
-        def of_pieces(eps: RealArray) -> Any:
+        def of_pieces(eps: RealArray) -> Real:
             xp = namespace(eps, logs)
             eps = eps - side * 2 * unit * size
             growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
@@ -694,7 +691,7 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
             last = xp.where(endless, xp.where(positive, np.inf, 0.0), xp.where(last >= finite, width, last))
             first = xp.where(first > 0, without_derivative(first), 0.0)
 
-            def mass(log_start: Any, slope: Any) -> Any:
+            def mass(log_start: Real, slope: Real) -> Any:
                 return exponential_growth(log_start + slope * first, slope, last - first)
 
             lost = xp.expm1(eps) * mass(free, free_slope) + mass(eps + other, other_slope)
@@ -702,8 +699,8 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         return sum_of_pieces(of_pieces, len(width))
 
-    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        left, right, width = (each[1:-1] for each in self.split(_REPLACED_POSITIONS)[:3])
+    def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
+        left, right, width = (each[1:-1] for each in self.split(_REPLACED)[:3])
         pieces = PrivacyLossDistribution.of_pieces(self._replaced_pieces(left, right, width, rate))
         # Beyond all knots the loss is constant; the last knot is that of q's part.
         near, middle, far = (floating(self.noise.sf(self.knots.max() + k * self.D))[None] for k in range(3))
@@ -712,13 +709,13 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
         return join([pieces, beyond, beyond.mirrored()])
 
 
-def _positive(excess: Any, width: Any) -> tuple[Any, Any]:
+def _positive(excess: Any, width: Real) -> tuple[Real, Real]:
     """Return the ends of the interval on which a concave function is positive; (width, width) if it is nowhere."""
 
-    def value(s: Any) -> Any:
+    def value(s: Real) -> Any:
         return without_derivative(excess(without_derivative(s))[0])
 
-    def slope(s: Any) -> Any:
+    def slope(s: Real) -> Any:
         return without_derivative(excess(without_derivative(s))[1])
 
     xp = namespace(width)
@@ -758,8 +755,8 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         return np.inf + 0 * self.D
 
     @property
-    def _reach(self) -> tuple[Any, Any]:
-        reach = _MAX_DEVIATIONS * self.source.sigma + floating(self.xp.zeros(()))
+    def _reach(self) -> tuple[Real, Real]:
+        reach = _REACH * self.source.sigma + floating(self.xp.zeros(()))
         return -reach, reach
 
     def hockey_stick(self, side: int = 1) -> Curve:
@@ -780,7 +777,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
         size = xp.where(size > 0, xp.abs(loss) + a * (size + a) + pieces.size_of_weights, 0.0)
 
-        def of_pieces(eps: RealArray) -> Any:
+        def of_pieces(eps: RealArray) -> Real:
             xp = namespace(eps, loss)
             eps = eps - side * _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
             cut = (eps - loss) / a - a / 2
@@ -806,11 +803,11 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         a = self.D / sigma
         if len(self.noise.edges) == 0:
             return sum_of_pieces(lambda eps: _of_one_gaussian_replaced(a, rate, eps), gaussian_integrals.VALUES)
-        pieces = self.split(_REPLACED_POSITIONS)
+        pieces = self.split(_REPLACED)
         left, right, width = (in_units(end, sigma) for end in pieces[:3])
         free, own, other = pieces.weights.T
 
-        def of_pieces(eps: RealArray) -> Any:
+        def of_pieces(eps: RealArray) -> Real:
             xp = namespace(eps, left, rate)
             cut, has_cut = _cut(a, rate, eps, (free, own, other))
             all_above = cut <= left
@@ -896,7 +893,7 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
     is_smooth: ClassVar[bool] = False
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         """Return the steps of the periods that the pair keeps, and the edges."""
         return self.xp.concatenate(self._vectors(self.source.steps(self.periods), *self.noise.edges))
 
@@ -953,8 +950,8 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
         pair = Atoms(losses.p, losses.q)
         return pair.hockey_stick() if side > 0 else pair.nearest_curve()
 
-    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
-        pieces = self.split(_REPLACED_POSITIONS)
+    def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
+        pieces = self.split(_REPLACED)
         at = (pieces.left + pieces.right) / 2
         mass, logs = pieces.width * self.copies(at), self.replaced_logs(at, rate)
         p, q = (mass * namespace(mass).exp(log) for log in logs)
@@ -1036,7 +1033,7 @@ def _crossings(pair: AdditivePair) -> tuple[Any, Any]:
     at = xp.sort(xp.where(crosses, np.arange(_COMPARED_POINTS - 1), _COMPARED_POINTS - 1))[:_MAX_CROSSINGS]
     after = xp.minimum(at + 1, _COMPARED_POINTS - 1)
 
-    def before(y: Any) -> Any:
+    def before(y: Real) -> Any:
         return (sticks[0](y) >= sticks[1](y)) == own[at]
 
     low, high = bisect(before, y[at], y[after], _HALVINGS)

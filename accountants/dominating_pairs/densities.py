@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
-from dpkernels.numerics import floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, floating, gauss_legendre, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, turning_points
 
@@ -173,7 +173,7 @@ class Densities(DominatingPair):
         margin = _MARGIN * (xp.where(finite, most, 0.0) - xp.where(finite, least, 0.0))
         least, most = least - margin, most + margin
 
-        def of_panels(eps: Any) -> Any:
+        def of_panels(eps: Real) -> Real:
             xp = namespace(eps, p)
             gap = p - xp.exp(eps)[..., None] * q
             ones, total = xp.ones_like(gap[..., 0]), gap[..., 0]

@@ -42,7 +42,7 @@ _UNITS_OF_GAIN = 224  # of one Gaussian's divergence, which is rounded upwards, 
 class GaussianMixture(DominatingPair):
     """A mixture of Gaussians of standard deviation 1, and the Gaussian at 0; or this pair mirrored."""
 
-    centres: Any
+    centres: RealArray
     weights: Any
     is_mirrored: bool = False
 

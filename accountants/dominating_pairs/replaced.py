@@ -24,7 +24,7 @@ from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.sampled import sampled_profile
 from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import Real, largest_of, namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -33,7 +33,7 @@ SYMMETRIC = 1e-9  # Of plain numbers.
 _TRACED_SYMMETRIC = 1e-4  # In the precision of a trace, which may be float32.
 
 
-def check_replaceable(pairs: tuple[Any, ...]) -> None:
+def check_replaceable(pairs: tuple[DominatingPair, ...]) -> None:
     """Raise a ValueError for pairs whose worst replaced record is not known.
 
     These are noise, tables or densities that are not symmetric, noise whose density is neither log-concave nor of a
@@ -108,7 +108,8 @@ class ReplacedBounded(DominatingPair):
         sticks = [sampled_profile(upper(side), self.rate) for side in sides]
 
         def at(eps: Real) -> Real:
-            return symmetric * largest_of([stick(eps) for stick in sticks])
+            values = [stick(eps) for stick in sticks]
+            return symmetric * namespace(*values).stack(values).max(0)
 
         return at
 
@@ -116,7 +117,8 @@ class ReplacedBounded(DominatingPair):
         return sampled_profile(self.pair.lower_hockey_stick(), self.rate, side=-1)
 
     def largest_loss(self) -> Real:
-        return largest_of([sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())])
+        levels = [sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())]
+        return namespace(*levels).stack(levels).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         losses, symmetric = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)

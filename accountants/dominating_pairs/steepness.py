@@ -70,7 +70,7 @@ def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.
     return start, end, start + share * (end - start)
 
 
-def _derivatives(function: Callable[[Any], Any], z: Real) -> list[np.ndarray]:
+def _derivatives(function: Callable[[Real], Real], z: Real) -> list[np.ndarray]:
     """Return the derivatives of the function at every z, of order 1 to 8."""
     ones, zeros = jnp.ones_like(z), jnp.zeros_like(z)
     try:
@@ -84,5 +84,5 @@ def _derivatives(function: Callable[[Any], Any], z: Real) -> list[np.ndarray]:
         return derivatives
 
 
-def _slope(function: Callable[[Any], Any], z: Real) -> Any:
+def _slope(function: Callable[[Real], Real], z: Real) -> Any:
     return jax.jvp(function, (z,), (jnp.ones_like(z),))[1]

@@ -132,7 +132,7 @@ class Side(NamedTuple):
 
     pair: WindowedPair  # Its p has its window on this side.
     apart: Any  # The distance of the windows' middles.
-    margin: Any  # The distance of p's window from the end of the reports.
+    margin: Real  # The distance of p's window from the end of the reports.
     left: Any  # The outer end of each piece.
     right: Any
     in_p: Any  # Whether p's window covers each piece.
@@ -212,10 +212,10 @@ class _Runs(NamedTuple):
     """Intervals on which the loss is monotone."""
 
     top: Any  # The end with the larger loss.
-    extent: Any  # The signed distance to the other end.
+    extent: RealArray  # The signed distance to the other end.
     loss: Any  # The loss at the top.
     in_p: Any  # Whether p's window covers the interval.
-    in_q: Any
+    in_q: Boolean
 
 
 def _rate(side: Side, e: Any) -> RealArray:
@@ -288,7 +288,7 @@ def _smooth(side: Side, runs: _Runs) -> Curve:
         e = runs.top + runs.extent * share
         return side.p(e, runs.in_p) - namespace(e, eps).exp(eps) * side.q(e, runs.in_q)
 
-    def of_pieces(eps: Any) -> RealArray:
+    def of_pieces(eps: Real) -> RealArray:
         xp, still = namespace(eps, runs.top), without_derivative(eps)
         none = 0 * (still + frozen[1].top)
         top_above, all_above = (gap(none + share, still, *frozen) > 0 for share in (0.0, 1.0))

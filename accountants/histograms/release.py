@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -109,7 +109,7 @@ def most_likely(noisy: np.ndarray) -> np.ndarray:
 
 
 def unknown_domain_top_k(
-    counts: Mapping[Any, int],
+    counts: Mapping[Hashable, int],
     k: int | None = None,
     *,
     sigma: float,

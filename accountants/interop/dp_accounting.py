@@ -39,13 +39,14 @@ from scipy.special import expit
 import accountants
 import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
+from accountants.composition.self_composed import RepeatedReleases
+from accountants.dominating_pairs.base import DominatingPair
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.privacy_loss import sampled_loss
 from accountants.shuffle.bracket import lower_hull
 from dpkernels.numerics import Real, ndtri
 
-_Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
-_Unsupported = dp_accounting.UnsupportedEventError
+_Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
 
 # A discrete Laplace event has one outcome for each integer up to its sensitivity.
 _MAX_OUTCOMES = 1 << 20
@@ -61,10 +62,8 @@ def _event_class(name: str) -> Any:
     return getattr(events, name, type(name, (), {}))
 
 
-_EpsilonDelta = _event_class("EpsilonDeltaDpEvent")
-_Exponential = _event_class("ExponentialMechanismDpEvent")
-_PermuteAndFlip = _event_class("PermuteAndFlipDpEvent")
-_DiscreteGaussian = _event_class("DiscreteGaussianDpEvent")
+_EpsilonDelta, _Exponential = _event_class("EpsilonDeltaDpEvent"), _event_class("ExponentialMechanismDpEvent")
+_PermuteAndFlip, _DiscreteGaussian = _event_class("PermuteAndFlipDpEvent"), _event_class("DiscreteGaussianDpEvent")
 
 
 class Accountant(dp_accounting.PrivacyAccountant):
@@ -259,7 +258,7 @@ def to_dp_event(
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
 
-def _event_of(term: Any, relation: Relation) -> dp_accounting.DpEvent:
+def _event_of(term: RepeatedReleases, relation: Relation) -> dp_accounting.DpEvent:
     pair, *others = term.pairs
     replaced = relation is Relation.REPLACE_ONE
     if term.sampling_rate is not None and replaced != (term.neighbours == "replace"):
@@ -287,7 +286,7 @@ def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent 
         return None
     if relation is not Relation.REPLACE_ONE:
         n = len(p) - 1
-        event: Any = events.DiscreteLaplaceDpEvent(math.log(p[0] / p[-1]) / n, n)
+        event: dp_accounting.DpEvent = events.DiscreteLaplaceDpEvent(math.log(p[0] / p[-1]) / n, n)
     elif len(p) > 3:
         return None
     else:
@@ -374,7 +373,7 @@ class _AccountedRelease:
 _NON_PRIVATE = _AccountedRelease("non-private")
 
 
-def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
+def _releases(event: dp_accounting.DpEvent, count: int, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanisms of a tree, with how often each is run; those without a privacy loss are left out."""
     release: _AccountedRelease | None = None
     match event:
@@ -465,7 +464,7 @@ def _truncated(event: Any, relation: Relation) -> _AccountedRelease | None:
     return release if release == _NON_PRIVATE or whole else replace(release, rate=float(rate), capacity=sample)
 
 
-def _fixed_size(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
+def _fixed_size(event: dp_accounting.DpEvent, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanism of a sample without replacement, which is one of noise."""
     _check_relation(event, relation, Relation.REPLACE_ONE)
     batch, examples = event.sample_size, event.source_dataset_size
@@ -494,7 +493,7 @@ def _check_relation(event: object, relation: Relation, *allowed: Relation) -> No
         raise _Unsupported(event, reason)
 
 
-def _randomised_response(event: Any, relation: Relation) -> _AccountedRelease | None:
+def _randomised_response(event: dp_accounting.DpEvent, relation: Relation) -> _AccountedRelease | None:
     _check_relation(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
     noise, buckets = float(event.noise_parameter), event.num_buckets
     if not _is_whole(buckets, 1):
@@ -506,7 +505,7 @@ def _randomised_response(event: Any, relation: Relation) -> _AccountedRelease | 
     return _AccountedRelease("randomised response", (noise, int(buckets))) if noise else _NON_PRIVATE
 
 
-def _mixture(event: Any, relation: Relation) -> _AccountedRelease | None:
+def _mixture(event: dp_accounting.DpEvent, relation: Relation) -> _AccountedRelease | None:
     """Return the mechanism of a mixture event: a Poisson sample if its distances are 0 and one other number."""
     _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     sigma, distances = float(event.standard_deviation), [float(c) for c in event.sensitivities]
@@ -531,7 +530,7 @@ def _mixture(event: Any, relation: Relation) -> _AccountedRelease | None:
     return _AccountedRelease("mixture", (sigma, tuple(sorted(merged.items()))))
 
 
-def _sampled(event: Any, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
+def _sampled(event: dp_accounting.DpEvent, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanism of a Poisson sample; mechanisms that share the sample must all be Gaussian."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
@@ -564,7 +563,7 @@ def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> Gau
     return GaussianMixture(centres / sigma, weights / math.fsum(weights))
 
 
-def _zcdp_pair(rho: float, xi: float) -> Any:
+def _zcdp_pair(rho: float, xi: float) -> DominatingPair:
     """Return a pair that dominates every (xi, rho)-zCDP mechanism.
 
     H(t), the hockey-stick divergence at t = e^eps, is convex and at most the conversion at every point. So it is at

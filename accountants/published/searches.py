@@ -188,7 +188,7 @@ def published_recycling(
     """Return (Algorithm 2's noise, how often the published profile was computed); **not sound**."""
     count = 0
 
-    def excess(q: Real, parameters: tuple[Any, ...]) -> Any:
+    def excess(q: Real, parameters: tuple[object, ...]) -> Any:
         nonlocal count
         count += 1
         return published_excess(q, parameters)

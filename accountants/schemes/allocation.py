@@ -31,11 +31,11 @@ from accountants.schemes.tables import OneDirection, Table, TablePair, ratios
 from accountants.schemes.traced_sums import mean_divergence, traced_losses, traced_ratios
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
-_LOSS_ERROR = 1e-11  # More than the error of a loss: the relative error of a sum of ratios.
+_PLACES = 1e-11  # More than the relative error of a sum of ratios.
 
 
 @proven("schemes#3-random-allocation")
@@ -61,7 +61,7 @@ class Allocated(TablePair):
         mass = mass * (1 + side * total.rounding)
         infinite += total.excess / steps * (1 + total.rounding)
         table = Table.of_ratios(value / steps, mass, infinite, self.removed)
-        return Table(table.loss + side * _LOSS_ERROR, table.mass, table.infinite)
+        return Table(table.loss + side * _PLACES, table.mass, table.infinite)
 
     def hockey_stick(self) -> Curve:
         if namespace(*jax.tree.leaves(self)) is np:
@@ -69,7 +69,7 @@ class Allocated(TablePair):
         return partial(mean_divergence, self.removed, *self._traced)
 
     @property
-    def _traced(self) -> tuple[Any, ...]:
+    def _traced(self) -> tuple[RealArray, ...]:
         return (*traced_ratios(self.pair.privacy_loss(), self.removed), floating(jnp.asarray(self.steps)))
 
     def privacy_loss(self) -> PrivacyLossDistribution:

@@ -132,7 +132,7 @@ class TablePair(DominatingPair):
         return () if self.is_lower else (replace(self, is_lower=True),)  # type: ignore[type-var]
 
 
-_tables: dict[tuple[Any, ...], Table] = {}
+_tables: dict[tuple[object, ...], Table] = {}
 
 
 @proven("schemes#1-ratios-and-their-order")

@@ -19,13 +19,14 @@ from jax.custom_derivatives import SymbolicZero
 
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.schemes.ratio_sums import law_of, self_sum
-from dpkernels.numerics import Real
+from dpkernels.jax_on_use import Array
+from dpkernels.numerics import Real, RealArray
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.
-_DIFFERENCE_DIVISOR = 50  # The central difference in t is at t -/+ t/50, or 1.
-_NEGLIGIBLE = 1e-16  # The mass beyond all losses of a table.
-_MAX_REMEMBERED = 8  # How many sums are remembered.
+_SHARE = 50  # The central difference in t is at t -/+ t/50, or 1.
+_REACH = 1e-16  # The mass beyond all losses of a table.
+_REMEMBERED = 8
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Sum:
     below: tuple[np.ndarray, np.ndarray]
 
 
-def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, ...]], *numbers: Any) -> list[Any]:
+def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, ...]], *numbers: Real) -> list[Array]:
     """Return the results of a NumPy function of JAX numbers, both in 64 bits.
 
     A callback's thread does not know the scope of 64 bits of its caller, so that numbers travel as pairs of words.
@@ -65,7 +66,7 @@ def _sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
     return _sum_of(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
 
 
-@lru_cache(_MAX_REMEMBERED)
+@lru_cache(_REMEMBERED)
 def _sum_of(ratio: bytes, mass: bytes, count: int) -> _Sum:
     value, masses = np.zeros(1), np.ones(1)
     if count > 0:
@@ -106,7 +107,7 @@ def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
     by_epsilon = scale * whole / count - mass_beyond if removed else -np.exp(epsilon) * mass_beyond
     by_steps = np.zeros(np.shape(epsilon))
     if in_steps:
-        apart = max(count // _DIFFERENCE_DIVISOR, 1)
+        apart = max(count // _SHARE, 1)
         low, high = max(count - apart, 1), count + apart
         by_steps = (_divergence(removed, numbers, high) - _divergence(removed, numbers, low)) / (high - low)
     scale = np.asarray(scale)[..., None]
@@ -114,28 +115,28 @@ def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def mean_divergence(removed: bool, ratio: Real, mass: Real, infinite: Real, steps: object, epsilon: Real) -> Any:
+def mean_divergence(removed: bool, ratio: Real, mass: Real, infinite: Real, steps: Real, epsilon: Real) -> Array:
     """Return D at eps of any shape, from the values of one ratio and their masses under q."""
     numbers = ratio, mass, infinite, steps, epsilon
     return _on_host(lambda *numbers: [_divergence(removed, numbers)], [jnp.shape(epsilon)], *numbers)[0]
 
 
 @partial(mean_divergence.defjvp, symbolic_zeros=True)
-def _(removed: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+def _(removed: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     ratio, *_, epsilon = primals
     shape, kind = jnp.shape(epsilon), jnp.result_type(epsilon)
     moves = [not isinstance(tangent, SymbolicZero) for tangent in tangents]
     shapes = [shape + jnp.shape(ratio) * (k < 2) for k in range(4)]
     by_mass, by_ratio, by_epsilon, by_steps = _on_host(partial(_slopes, removed, moves[3]), shapes, *primals)
-    change = jnp.zeros(shape, kind)
+    change: Any = jnp.zeros(shape, kind)
     for k, slope in ((0, by_ratio), (1, by_mass)):
         change = change + ((slope * tangents[k]).sum(-1) if moves[k] else 0.0)
-    for k, slope in ((2, 1.0), (3, by_steps), (4, by_epsilon)):
-        change = change + (slope * tangents[k] if moves[k] else 0.0)
+    for k, factor in ((2, 1.0), (3, by_steps), (4, by_epsilon)):
+        change = change + (factor * tangents[k] if moves[k] else 0.0)
     return mean_divergence(removed, *primals), change
 
 
-def traced_ratios(losses: PrivacyLossDistribution, removed: bool) -> tuple[Any, Any, Any]:
+def traced_ratios(losses: PrivacyLossDistribution, removed: bool) -> tuple[RealArray, RealArray, RealArray]:
     """Return values of the ratio, with masses under q, and the mass of p at an infinite one, of JAX numbers."""
     nodes = (losses.mirrored() if removed else losses).nodes(_PANELS)
     finite = jnp.isfinite(nodes.loss)
@@ -146,7 +147,9 @@ def traced_ratios(losses: PrivacyLossDistribution, removed: bool) -> tuple[Any, 
     return ratio, jnp.where(nodes.loss == jnp.inf, 0.0, nodes.q), infinite.sum()
 
 
-def traced_losses(removed: bool, numbers: tuple[Any, ...], hockey_stick: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+def traced_losses(
+    removed: bool, numbers: tuple[RealArray, ...], hockey_stick: Callable[[Array], Array]
+) -> tuple[Array, Array, Array]:
     """Return masses of p and q, and losses, of the pair whose profile is that of D at some losses, and linear between.
 
     The slope of D in t = e^eps rises by the mass of q at a loss.
@@ -167,8 +170,8 @@ def _dots(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray)
     count = round(float(steps))
     total = _sum(ratio, mass, count)
     (below, firsts), (above, moments) = total.below, total.above
-    start = int(np.searchsorted(below if removed else firsts / count, _NEGLIGIBLE))
-    stop = int(np.searchsorted(-(above if removed else moments / count), -_NEGLIGIBLE))
+    start = int(np.searchsorted(below if removed else firsts / count, _REACH))
+    stop = int(np.searchsorted(-(above if removed else moments / count), -_REACH))
     value = np.unique(np.maximum(total.value[max(start - 1, 0) : stop + 1], 1e-300)) / count
     place = np.linspace(0, len(value) - 1, DOTS)
     loss = np.interp(place, np.arange(len(value)), np.log(value))

@@ -109,7 +109,7 @@ class Blanket:
 class OutcomeProbabilities:
     """Probabilities of outcomes."""
 
-    least: Any  # The smallest over all inputs.
+    least: RealArray  # The smallest over all inputs.
     first: RealArray  # Under the input x.
     second: RealArray  # Under x'.
     others: RealArray  # Of shape (k, outcomes), under inputs that all others may hold.
@@ -233,7 +233,7 @@ def _(mechanism: PrefixSampler) -> WorstInputs:
     raise TypeError("mechanism: reports of prefixes have no known blanket; shuffle reports of one level")
 
 
-_NEEDS_ANY_INPUTS = (
+_NEAR = (
     "mechanism: is private only for inputs within a sensitivity; a person's input may change to any other, so shuffled "
     "reports need a mechanism that is eps0-DP for any two inputs"
 )
@@ -241,7 +241,7 @@ _NEEDS_ANY_INPUTS = (
 
 @worst_inputs.register
 def _(mechanism: CentralPiecewise) -> WorstInputs:
-    raise ValueError(_NEEDS_ANY_INPUTS)
+    raise ValueError(_NEAR)
 
 
 @worst_inputs.register(Multivariate)
@@ -369,7 +369,7 @@ def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndar
 def _(mechanism: Any) -> WorstInputs:
     rows, _, sensitivity = table_of_rows(mechanism)
     if sensitivity is not None:
-        raise ValueError(_NEEDS_ANY_INPUTS)
+        raise ValueError(_NEAR)
     return worst_inputs(rows)
 
 

@@ -30,7 +30,7 @@ from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
-from dpkernels.numerics import Real, largest_of, namespace, plain
+from dpkernels.numerics import Real, namespace, plain
 from dpkernels.proven import proven
 
 NEIGHBOURING = (
@@ -93,7 +93,7 @@ class Shuffled(ComposableGuarantee):
         return _each(bound, at)
 
     @in_64_bits
-    def estimate_delta(self, epsilon: object) -> Any:
+    def estimate_delta(self, epsilon: Real) -> Any:
         """Return an estimate of the least delta at eps >= 0 that the blanket proves, whatever the inputs of the others.
 
         | case | method | relative error of delta |
@@ -122,7 +122,7 @@ class Shuffled(ComposableGuarantee):
         return _each(self._upper_delta, epsilon)
 
     @in_64_bits
-    def estimate_epsilon(self, delta: object) -> Any:
+    def estimate_epsilon(self, delta: Real) -> Any:
         """Return an estimate of the least eps >= 0 at delta, as accurate as ``estimate_delta``.
 
         Derivatives are implicit.
@@ -135,7 +135,7 @@ class Shuffled(ComposableGuarantee):
             return _traced("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.level)
         return _each(self._upper_epsilon if self._is_bounded() else lambda one: self._upper.epsilon(one)[0], delta)
 
-    def lower(self, *, epsilon: Real | None = None, delta: Real | None = None) -> Any:
+    def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
         """Return delta at eps, or eps at delta, if all others hold one input; also an estimate.
 
         The value is the largest of those for an end and for the middle (for five rows of a table).
@@ -254,7 +254,7 @@ class Shuffled(ComposableGuarantee):
     def _is_traced(self, *values: object) -> bool:
         return namespace(*values, self.n, *jax.tree.leaves(self.inputs.pairs)) is jnp
 
-    def _evaluate(self, estimate: ShuffleEstimate, epsilon: object) -> Real:
+    def _evaluate(self, estimate: ShuffleEstimate, epsilon: Real) -> Real:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
             return _traced("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
@@ -301,7 +301,7 @@ def _(mechanism: Shuffled) -> Atoms:
     return pair
 
 
-def _each(function: Callable[[float], float], values: Any) -> Real:
+def _each(function: Callable[[float], float], values: Real) -> Real:
     return plain(np.array([function(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values)))
 
 
@@ -317,7 +317,7 @@ def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Array, le
 
     def largest(at: Array) -> Array:
         if quantity == "epsilon":
-            return largest_of([integral_epsilon(blanket, n, at, level) for blanket in blankets])
-        return jnp.exp(largest_of([integral_log_delta(blanket, n, at)[0] for blanket in blankets]))
+            return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
+        return jnp.exp(jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max())
 
     return jax.lax.map(largest, at.ravel()).reshape(at.shape)

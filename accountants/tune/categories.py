@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from accountants.calibrate.composed import shuffled
 from dpkernels import checks
@@ -19,7 +18,13 @@ __all__ = ["shuffled_categories"]
 
 
 def shuffled_categories(
-    categories: Any, *, epsilon: float, delta: float, n: int, sizes: Sequence[int] | None = None, other: Any = None
+    categories: object,
+    *,
+    epsilon: float,
+    delta: float,
+    n: int,
+    sizes: Sequence[int] | None = None,
+    other: object = None,
 ) -> SubsetSelection:
     """Return subset selection of the size and the budget with the least error, of n shuffled reports at a target.
 
@@ -50,8 +55,9 @@ def shuffled_categories(
     @cache
     def member(size: int) -> SubsetSelection:
         listed = d if labels is None else labels
-        arguments: dict[str, Any] = {"categories": listed, "size": size, "other": label}
-        best: SubsetSelection = shuffled(subset_selection, epsilon=epsilon, delta=delta, n=n, **arguments)
+        best: SubsetSelection = shuffled(
+            subset_selection, epsilon=epsilon, delta=delta, n=n, categories=listed, size=size, other=label
+        )
         return best
 
     def error(size: int) -> float:

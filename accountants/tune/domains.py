@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
-_END_SHARE = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
+_END = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
 # Where z of a closed interval starts at the nearest, as shares of the interval: at an end its map is flat.
-_START_SHARES = 1e-3, 1 - 1e-3
+_STEEP = 1e-3, 1 - 1e-3
 
 
 class Domain(abc.ABC):
@@ -73,13 +74,13 @@ class GreaterThan(Domain):
         return self.low + self.unit * namespace(z).exp(z)
 
     def z_of(self, value: Real) -> Real:
-        return np.log(np.maximum((value - self.low) / self.unit, _END_SHARE))
+        return np.log(np.maximum((value - self.low) / self.unit, _END))
 
     def __contains__(self, value: Real) -> bool:
-        return bool((value - self.low) / self.unit >= -_END_SHARE)
+        return bool((value - self.low) / self.unit >= -_END)
 
     def is_at_end(self, value: Real) -> bool:
-        return bool((value - self.low) / self.unit <= _END_SHARE)
+        return bool((value - self.low) / self.unit <= _END)
 
 
 @dataclass(frozen=True)
@@ -96,11 +97,11 @@ class _Interval(Domain):
 
     def __contains__(self, value: Real) -> bool:
         share = self.share(value)
-        return bool(np.all((share >= -_END_SHARE) & (share <= 1 + _END_SHARE)))
+        return bool(np.all((share >= -_END) & (share <= 1 + _END)))
 
     def is_at_end(self, value: Real) -> bool:
         share = self.share(value)
-        return not np.all((share > _END_SHARE) & (share < 1 - _END_SHARE))
+        return not np.all((share > _END) & (share < 1 - _END))
 
 
 @_domain
@@ -114,7 +115,7 @@ class OpenInterval(_Interval):
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
     def z_of(self, value: Real) -> Real:
-        share = np.clip(self.share(value), _END_SHARE, 1 - _END_SHARE)
+        share = np.clip(self.share(value), _END, 1 - _END)
         return np.log(share / (1 - share))
 
 
@@ -127,7 +128,7 @@ class Between(_Interval):
         return self.low + (self.high - self.low) * namespace(z).sin(z / 2 + np.pi / 4) ** 2
 
     def z_of(self, value: Real) -> Real:
-        return 2 * np.arcsin(np.sqrt(np.clip(self.share(value), *_START_SHARES))) - np.pi / 2
+        return 2 * np.arcsin(np.sqrt(np.clip(self.share(value), *_STEEP))) - np.pi / 2
 
 
 @_domain
@@ -138,7 +139,7 @@ class LogBetween(_Interval):
         xp = namespace(z, self.low)
         return xp.exp(self._logarithms(xp).at(z))
 
-    def _logarithms(self, xp: Any) -> Between:
+    def _logarithms(self, xp: ModuleType) -> Between:
         return Between(xp.log(self.low), xp.log(self.high))
 
     def share(self, value: Real) -> Real:

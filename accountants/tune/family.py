@@ -64,7 +64,7 @@ class Family(abc.ABC):
         mechanism, or for plain numbers a ValueError, means that no mechanism with these parameters meets the budget.
         """
 
-    def certified_member(self, free: dict[str, Any]) -> Member:
+    def certified_member(self, free: dict[str, Real]) -> Member:
         """Return the mechanism from plain numbers, rounded conservatively; its claim is the budget."""
         return self.build(free)
 
@@ -72,7 +72,7 @@ class Family(abc.ABC):
         """Return every parameter of a member by its name in the constructor, those solved for too."""
         return dict(free)
 
-    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
+    def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
         """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
         return expression(mechanism)
 
@@ -85,7 +85,7 @@ class Family(abc.ABC):
         """Return the family for an objective with this tolerated error, None if it has none."""
         return self
 
-    def solved_budget(self, member: Any) -> Real:
+    def solved_budget(self, member: Member) -> Real:
         """Return what a member's release may spend of a budget that several meet together."""
         return 0.0
 
@@ -93,7 +93,7 @@ class Family(abc.ABC):
         """Return what ``build`` does. Of several releases it starts to solve at ``solved``, if positive."""
         return self.build(free)
 
-    def certified_member_near(self, free: dict[str, Any], solved: float) -> Member:
+    def certified_member_near(self, free: dict[str, Real], solved: float) -> Member:
         """Return the ``certified_member`` whose ``solved_budget`` is known but for rounding."""
         return self.certified_member(free)
 
@@ -111,7 +111,7 @@ class Family(abc.ABC):
         """
         raise TypeError(f"family: no search of {self.name} is published; method='gradient' tunes it")
 
-    def verify(self, mechanism: Any) -> tuple[float, float]:
+    def verify(self, mechanism: Member) -> tuple[float, float]:
         """Return the (epsilon, delta) that the mechanism meets, delta as the exact accountant computes it.
 
         Raises:

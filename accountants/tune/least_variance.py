@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from accountants.calibrate.composed import gaussian_ratio
 from accountants.calibrate.scale import check_target
 from accountants.precision import in_64_bits
 from dpkernels import checks
+from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 
 __all__ = ["least_report_variance", "least_variance"]
@@ -328,7 +328,7 @@ class Program:
         bound = value - float(parts.sum()) * (1 + _SUM_ERROR) - rounding
         return max(bound, 0.0), np.bincount(slope_of_block, parts, len(slopes))
 
-    def _at(self, z: np.ndarray, knots: np.ndarray) -> Any:
+    def _at(self, z: np.ndarray, knots: np.ndarray) -> RealArray:
         """Return the matrix from values at the knots to values at z: 0 one spacing below them, constant beyond."""
         from scipy import sparse
 

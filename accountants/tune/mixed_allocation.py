@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from accountants.guarantee import Guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.allocate import Problem, allocate, in_levels, within_budget
 from dpkernels import checks
+from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
@@ -67,7 +67,7 @@ class MixedAllocation:
 
 
 @in_64_bits
-def allocate_mixed(sensitivities: Any, *, epsilon: float, delta: float, weights: Any = None) -> MixedAllocation:
+def allocate_mixed(sensitivities: object, *, epsilon: float, delta: float, weights: object = None) -> MixedAllocation:
     """Return Laplace or Gaussian noise for every query, such that all reports together are (epsilon, delta)-DP.
 
     The weighted sum of variances is the least that was found, and never more than with Gaussian noise for all queries.
@@ -116,7 +116,7 @@ class _Search:
         self.order = np.argsort(-weights * sensitivities**2, kind="stable")
         self.values: dict[int, float] = {}
 
-    def one_kind(self, noise: Any) -> MixedAllocation:
+    def one_kind(self, noise: Distribution) -> MixedAllocation:
         """Return the allocation of noise of one kind for all queries."""
         queries = Additive(noise, self.s)
         found = allocate(queries, epsilon=self.epsilon, delta=self.delta, weights=self.w)

@@ -55,7 +55,7 @@ _CELLS = 192  # the cells of reports,
 _INPUTS_IN_BIN = 4  # and the inputs in a bin, evenly spaced.
 
 
-def probability_within(mechanism: Any, x: Any, theta: Real) -> Real:
+def probability_within(mechanism: Member, x: Real, theta: Real) -> Real:
     """Return P(|release - x| <= theta), NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, mechanism.probability_within(x, theta))
 
@@ -327,17 +327,17 @@ def _estimated_true_positive_rate(risks: Risks, false_positive_rate: Real) -> Re
 
 
 def _of_guarantee(
-    estimate: Callable[..., Any], bound: Callable[..., Any], releases: Releases | None, name: str, *numbers: Real
+    estimate: Callable[..., Real], bound: Callable[..., Real], releases: Releases | None, name: str, *numbers: Real
 ) -> Objective:
     return Objective(_risk(estimate, releases), name, numbers=numbers, power=0, bound=_risk(bound, releases))
 
 
 @cache  # One object for each, so that equal objectives compile once.
-def _risk(risk: Callable[..., Any], releases: Releases | None) -> Callable[..., Any]:
+def _risk(risk: Callable[..., Real], releases: Releases | None) -> Callable[..., Real]:
     return partial(_risk_of, risk, releases)
 
 
-def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: object, *numbers: Real) -> Real:
+def _risk_of(risk: Callable[..., Real], releases: Releases | None, mechanism: object, *numbers: Real) -> Real:
     report = guarantee(mechanism)
     return risk(report if releases is None else releases(report), *numbers)
 
@@ -346,7 +346,7 @@ def _risk_of(risk: Callable[..., Any], releases: Releases | None, mechanism: obj
 ObjectiveLike = Objective | Callable[[Any], Real]
 
 
-def maximise(function: Callable[[Any], Real]) -> Objective:
+def maximise(function: Callable[..., Real]) -> Objective:
     """Return the objective of a function, in JAX, that is maximised; a plain callable as an objective is minimised."""
     return Objective(function, getattr(function, "__name__", "objective"), -1)
 
@@ -361,7 +361,7 @@ def as_objective(objective: ObjectiveLike) -> Objective:
 
 
 def _of_inputs(
-    function: Callable[..., Any], name: str, sign: int, x: Real | None, *numbers: Real, power: int
+    function: Callable[..., Real], name: str, sign: int, x: Real | None, *numbers: Real, power: int
 ) -> Objective:
     if x is None:
         return Objective(_at_worst(function, sign), f"{name} at the worst input", sign, numbers, power=power)
@@ -370,18 +370,18 @@ def _of_inputs(
 
 
 @cache  # One object for each, so that equal objectives compile once.
-def _at_worst(function: Callable[..., Any], sign: int) -> Callable[..., Any]:
+def _at_worst(function: Callable[..., Real], sign: int) -> Callable[..., Real]:
     return partial(_worst_of, function, sign)
 
 
-def _worst_of(function: Callable[..., Any], sign: int, mechanism: object, *numbers: Real) -> Real:
+def _worst_of(function: Callable[..., Real], sign: int, mechanism: object, *numbers: Real) -> Real:
     """Return the function of the worst input; for additive noise of 0, as all inputs are alike."""
-    inputs: Any = np.zeros(1)
+    inputs: Real = np.zeros(1)
     if isinstance(mechanism, Local):
         low, high = mechanism.input_interval
         inputs = low + (high - low) * namespace(low, high).asarray(_INPUTS)
     if namespace(*jax.tree.leaves((mechanism, numbers))) is np:
-        values = np.array([function(mechanism, x, *numbers) for x in inputs])
+        values = np.array([function(mechanism, x, *numbers) for x in np.asarray(inputs)])
     else:
         values = jax.vmap(lambda x: function(mechanism, x, *numbers))(jnp.asarray(inputs))
     return values.max() if sign > 0 else values.min()
@@ -465,8 +465,8 @@ def _value_of(objective: Objective, mechanism: object) -> Real:
     return _number_of(objective, mechanism)
 
 
-def _number_of(objective: Objective, mechanism: object) -> Any:
-    value: Any = objective(mechanism)
+def _number_of(objective: Objective, mechanism: object) -> Real:
+    value: Real = objective(mechanism)
     if np.shape(value) or not isinstance(value, float | int | np.number | np.ndarray | jax.Array):
         raise TypeError(f"objective: {objective.name} of a mechanism is {value!r}; one number is needed")
     return value

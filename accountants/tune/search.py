@@ -21,7 +21,7 @@ import optax
 from jax import Array
 
 from accountants.tune import domains
-from accountants.tune.family import Family
+from accountants.tune.family import Family, Member
 from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, relative_to
 from dpkernels.numerics import Real, RealArray
 from dpkernels.programs import QUICKLY_COMPILED
@@ -57,7 +57,7 @@ class SearchResult(NamedTuple):
     value: float
     solved: float = 0.0
     path: Sequence[tuple[np.ndarray, float]] = ()
-    memory: Any = None
+    memory: BfgsState | None = None
     promised: float = 0.0
 
 
@@ -84,7 +84,7 @@ class Cost:
     family: Family
     objective: Objective
     constraints: tuple[Constraint, ...] = ()
-    program: Callable[..., Any] | None = None
+    program: Callable[..., RealArray] | None = None
     weight: float = 0.0
     evaluations: int = 0
     refusal: ValueError | None = None
@@ -146,7 +146,7 @@ class Cost:
         return slopes
 
 
-def _numbers(member: Any) -> list[Real]:
+def _numbers(member: Member) -> list[Real]:
     """Return the numbers of a member. Masses over a NaN interval are 0: its objective may be one all the same."""
     return [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
 
@@ -170,9 +170,8 @@ def _traced(family: Family, objective: Objective, z: Array, solved: Array) -> tu
     return value, spends, slopes
 
 
-QUICK = jax.jit(_traced, compiler_options=QUICKLY_COMPILED)
-# This one takes three times as long to compile, and half as long to run.
-OPTIMISED = jax.jit(_traced)
+# The second takes three times as long to compile, and half as long to run.
+QUICK, OPTIMISED = jax.jit(_traced, compiler_options=QUICKLY_COMPILED), jax.jit(_traced)
 
 
 def search(
@@ -348,7 +347,9 @@ def bfgs() -> optax.GradientTransformation:
     def init(params: np.ndarray) -> BfgsState:
         return BfgsState(params, np.zeros_like(params), np.zeros((params.size, params.size)))
 
-    def update(gradient: Any, state: BfgsState, params: PyTree = None, **_: object) -> tuple[np.ndarray, BfgsState]:
+    def update(
+        gradient: np.ndarray, state: BfgsState, params: PyTree = None, **_: object
+    ) -> tuple[np.ndarray, BfgsState]:
         s, y, H = params - state.params, gradient - state.gradient, state.inverse
         sy = float(s @ y)
         if H[0, 0] == 0:
@@ -381,10 +382,10 @@ def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.Gradi
         return value, (slopes * moved).sum()
 
     @jax.jit
-    def updated(gradient: Array, state: PyTree, params: Array, value: Array) -> Any:
+    def updated(gradient: Array, state: PyTree, params: Array, value: Array) -> np.ndarray:
         return rule.update(gradient, state, params, value=value, grad=gradient, value_fn=value_at)
 
-    def update(gradient: Any, state: Any, params: PyTree = None, *, value: Real) -> Any:
+    def update(gradient: np.ndarray, state: np.ndarray, params: PyTree = None, *, value: Real) -> Any:
         step, memory = updated(gradient, state, params, value)
         return np.asarray(step), memory
 

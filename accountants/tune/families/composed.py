@@ -50,14 +50,14 @@ class ComposableFamily(Family):
         return self
 
     @abc.abstractmethod
-    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Mechanism:
+    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Mechanism:
         """Return one of the releases that meet the target together by the estimate, from ``solved`` unless it is 0."""
 
     @abc.abstractmethod
-    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Mechanism:
+    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Mechanism:
         """Return what ``composed`` does, from plain numbers, rounded conservatively."""
 
-    def with_sensitivity(self, factor: Real) -> Any:
+    def with_sensitivity(self, factor: Real) -> ComposableFamily:
         """Return the family at this multiple of its sensitivity, if it has one."""
         sensitivity = getattr(self, "sensitivity", None)
         return self if sensitivity is None else replace(self, sensitivity=factor * sensitivity)  # type: ignore[type-var]
@@ -70,21 +70,21 @@ class PureDPFamily(ComposableFamily):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def with_budget(self, epsilon: Any) -> Any:
+    def with_budget(self, epsilon: Real) -> PureDPFamily:
         return replace(self, epsilon=epsilon)  # type: ignore[type-var]
 
-    def member(self, epsilon: Real, free: dict[str, Any]) -> Any:
+    def member(self, epsilon: Real, free: dict[str, Real]) -> Any:
         """Return the member with another budget; traceable."""
         return self.with_budget(epsilon).build(free)
 
-    def released(self, free: dict[str, Any]) -> Callable[..., Any]:
+    def released(self, free: dict[str, Real]) -> Callable[..., Any]:
         """Return the function from ``epsilon`` to what is released at that budget."""
         return lambda *, epsilon: self.with_budget(epsilon).certified_member(free)
 
-    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Any:
+    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Any:
         return self.member(target.largest_budget(free, solved), free)
 
-    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Any:
+    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Mechanism:
         return calibrate.composed_budget(self.released(free), **target.options, initial_guess=solved or None)
 
     def solved_budget(self, member: Any) -> Real:
@@ -173,7 +173,7 @@ class Composed(Family):
         """Return whether eps may be a multiple of a release's largest loss, on samples or not."""
         return isinstance(self.each, PureDPFamily)
 
-    def at(self, p: Any) -> Composed:
+    def at(self, p: Real) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
         return replace(self, inner=self.inner.with_sensitivity(1 / p), rate=p)
 
@@ -197,14 +197,14 @@ class Composed(Family):
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
         return self._built(free, lambda family, free: family.each.composed_release(family, free, solved))
 
-    def _built(self, free: dict[str, Any], build: Callable[[Composed, dict[str, Any]], Mechanism]) -> Member:
+    def _built(self, free: dict[str, Real], build: Callable[[Composed, dict[str, Real]], Mechanism]) -> Member:
         if not isinstance(self.rate, FreeRate):
             return build(self, free)
         p = free["rate"]
         others = {name: value for name, value in free.items() if name != "rate"}
         return Subsampled(build(self.at(p), others), p, self.rate.error(p), None)  # type: ignore[arg-type]
 
-    def guarantee(self, mechanism: Any) -> Guarantee:
+    def guarantee(self, mechanism: Member) -> Guarantee:
         if isinstance(mechanism, Subsampled):
             return self.at(mechanism.rate).guarantee(mechanism.mechanism)
         release = guarantee(mechanism)
@@ -216,24 +216,24 @@ class Composed(Family):
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
         return Guarantee((RepeatedReleases(pairs, self.count, self.rate),))
 
-    def largest_budget(self, free: dict[str, Any], near: Any) -> Real:
+    def largest_budget(self, free: dict[str, Real], near: Real) -> Real:
         """Return the largest level of a release of ``inner.member(level, free)``, searched from ``near``, or NaN."""
         ratio = self.gaussian_ratio
         xp = namespace(ratio, near)
         guess = xp.where(near > 0, near, xp.minimum(2 * ratio, self.epsilon))
         return largest_budget(_releases, (self, free), self.epsilon, self.delta, guess, _TOLERANCE)
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
         if isinstance(mechanism, Subsampled):
             return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "rate": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
         return {**self.each.parameters(free, mechanism), **own}
 
-    def solved_budget(self, member: Any) -> Real:
+    def solved_budget(self, member: Member) -> Real:
         solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
         return 0.0 if solved is None else solved  # Noise that is scaled has no claim here.
 
-    def verify(self, mechanism: Any) -> tuple[float, float]:
+    def verify(self, mechanism: Member) -> tuple[float, float]:
         """Verify all releases together, by the upper end of the rigorous bracket."""
         epsilon, delta = map(float, self.budget)
         bounds = RigorousBounds(self.guarantee(mechanism))
@@ -245,7 +245,7 @@ class Composed(Family):
         return epsilon, realised
 
 
-def _releases(level: object, parameters: tuple[Composed, dict[str, Any]]) -> Guarantee:
+def _releases(level: object, parameters: tuple[Composed, dict[str, Real]]) -> Guarantee:
     target, free = parameters
     return target.estimated(target.inner.member(level, free))
 
@@ -324,7 +324,7 @@ class ShuffledFamily(Family):
     def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         return self.inner.with_budget(mechanism.epsilon).python(mechanism, parameters)
 
-    def verify(self, mechanism: Any) -> tuple[float, float]:
+    def verify(self, mechanism: Member) -> tuple[float, float]:
         """Verify all reports together, by the upper end of the rigorous bracket of the integers."""
         epsilon, delta = map(float, self.budget)
         realised = upper_delta(mechanism, self.n, epsilon)

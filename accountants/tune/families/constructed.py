@@ -19,7 +19,8 @@ from accountants.calibrate.scale import rescaled
 from accountants.published.searches import Enumerated, composite_search
 from accountants.tune.domains import Domain, GreaterThan, LogBetween, OpenInterval
 from accountants.tune.families.composed import ComposableFamily, Composed, PureDPFamily
-from accountants.tune.family import expression
+from accountants.tune.family import Member, expression
+from accountants.tune.objectives import Objective
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -71,7 +72,7 @@ class Constructed(PureDPFamily):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.given.get("delta", 0.0)
 
-    def with_budget(self, epsilon: Any) -> Any:
+    def with_budget(self, epsilon: Real) -> PureDPFamily:
         return self._given(epsilon=epsilon)
 
     def _given(self, **others: Real) -> Constructed:
@@ -91,7 +92,7 @@ class Constructed(PureDPFamily):
     def build(self, free: dict[str, Any]) -> Any:
         return self.constructor(**self.arguments(free))
 
-    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
+    def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
         constructor = getattr(self.constructor, "__name__", "")
         if getattr(dpk, constructor, None) is not self.constructor:
             return super().python(mechanism, parameters)
@@ -124,7 +125,7 @@ class Scaled(ComposableFamily):
     def target(self) -> dict[str, Any]:
         return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
-    def shape(self, free: dict[str, Any]) -> Any:
+    def shape(self, free: dict[str, Real]) -> Any:
         return self.kernel
 
     @property
@@ -139,19 +140,19 @@ class Scaled(ComposableFamily):
         shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift, rtol=SOLVED)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
-    def certified_member(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Real]) -> Additive:
         return calibrate.scaled(self.shape(free), **self.target)
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
         return scale_of(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
 
-    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Additive:
+    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Additive:
         shape, D = self.shape(free), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         releases = target.estimated(Additive(rescaled(shape, start), D))
         return Additive(rescaled(shape, start * precise_scale_factor(releases, target.epsilon, target.delta)), D)
 
-    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Additive:
+    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Additive:
         return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **target.options)
 
 
@@ -256,10 +257,10 @@ class Composite(Constructed):
         condition = {} if self.condition == "pointwise" else {"condition": self.condition}
         return {"window": self.window, "base": base, **self.given, "width": free["width"], **condition}
 
-    def published_search(self, objective: Any) -> Enumerated:
+    def published_search(self, objective: Objective) -> Enumerated:
         return composite_search(self, objective)
 
-    def parameters(self, free: dict[str, Any], mechanism: Windowed) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Any]:
         found = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
         return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
 
@@ -268,7 +269,7 @@ class Composite(Constructed):
 class Piecewise(Constructed):
     """Piecewise transformations (Ma 2021) of type I or II, with eta = 2/m free."""
 
-    def published_search(self, objective: Any) -> Enumerated:
+    def published_search(self, objective: Objective) -> Enumerated:
         """Return what Zhang 2024's search of composite mechanisms finds."""
         window = "uniform" if self.constructor is dpk.piecewise else "triangle"
         published = composite_search(composite(window, **self.given, condition="sup_inf"), objective)

@@ -24,6 +24,7 @@ from accountants.tune.domains import Between, Domain, GreaterThan, LogBetween, O
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of
 from accountants.tune.family import Family
+from accountants.tune.objectives import Objective
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -183,7 +184,7 @@ class Truncated(Scaled):
         width = free[f"{self.kernel.lengths[0]}/bound"]
         return Reweighted(rescaled(self.kernel, width), -1.0, 1.0, 0.0)
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
         return {**scale_of(mechanism.noise.kernel, self.kernel), "bound": mechanism.noise.high}
 
 
@@ -213,10 +214,10 @@ class TruncatedLaplace(Truncated):
     def _is_symmetric(self, free: dict[str, Real]) -> Boolean:
         return named.symmetric_bound(**self.target) * (1 - 1e-9) <= free["upper"]
 
-    def certified_member(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Real]) -> Additive:
         return calibrate.truncated_laplace(**self.target, upper=None if self._is_symmetric(free) else free["upper"])
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
         return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
     def of_several(self, target: Composed) -> Truncated:
@@ -283,7 +284,7 @@ class Recycled(RecycledShape):
     """Budget-recycled noise with a free scale of the kernel, and q solved for; see ``budget_recycled``."""
 
     theta: Any = None  # None where it is free.
-    typical: Any = None  # About the scale that several releases without recycling need; None for one release.
+    typical: Real | None = None  # About the scale that several releases without recycling need; None for one release.
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -305,7 +306,7 @@ class Recycled(RecycledShape):
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta, SOLVED)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
-    def certified_member(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, free: dict[str, Real]) -> Additive:
         """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
         kernel, theta = self.drawn(free)
 
@@ -327,7 +328,7 @@ class Recycled(RecycledShape):
         ratio = target.gaussian_ratio * namespace(*jax.tree.leaves(self)).sqrt(self.kernel.variance)
         return replace(self, typical=self.sensitivity / ratio)
 
-    def member(self, loss: Real, free: dict[str, Any]) -> Additive:
+    def member(self, loss: Real, free: dict[str, Real]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
         kernel, theta = self.drawn(free)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
@@ -335,10 +336,10 @@ class Recycled(RecycledShape):
     def solved_budget(self, member: Any) -> Real:
         return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def composed(self, target: Composed, free: dict[str, Any], solved: Real) -> Additive:
+    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Additive:
         return self.member(target.largest_budget(free, solved), free)
 
-    def composed_release(self, target: Composed, free: dict[str, Any], solved: float) -> Additive:
+    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Additive:
         """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
         loss = solved or target.largest_budget(free, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
@@ -357,7 +358,7 @@ class Recycled(RecycledShape):
             return replace(self, theta=theta)
         return RecycledShape(self.kernel, self.epsilon, self.delta, self.sensitivity)
 
-    def published_search(self, objective: Any) -> Enumerated:
+    def published_search(self, objective: Objective) -> Enumerated:
         published = recycled_search(self, objective)
         kernel: Any = published.mechanism.noise.kernel
         return replace(published, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
@@ -436,10 +437,10 @@ class SampledRecycled(Family):
         mechanism = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
         return Subsampled(mechanism, p, self.rate.error(p), None)
 
-    def budget_on_sample(self, p: Real) -> tuple[Any, Any, Any]:
+    def budget_on_sample(self, p: Real) -> tuple[Real, Real, Real]:
         return *poisson.budget_on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
 
-    def _drawn(self, scale: Real, p: Any) -> Distribution:
+    def _drawn(self, scale: Real, p: Real) -> Distribution:
         eps, delta, D = self.budget_on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
@@ -453,7 +454,7 @@ class SampledRecycled(Family):
         }
         return recycling.subsampled_recycling(self._drawn(free["scale"], p), theta=self.theta, **sample, **target)
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
         noise = mechanism.mechanism.noise
         return {**scale_of(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
 
@@ -467,7 +468,7 @@ class SampledRecycled(Family):
         self.check_allowed("delta", float(delta), float(self.delta))
         return float(self.epsilon), float(delta)
 
-    def published_search(self, objective: Any) -> Enumerated:
+    def published_search(self, objective: Objective) -> Enumerated:
         return sampled_search(self, objective)
 
 
