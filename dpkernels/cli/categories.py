@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -11,28 +12,37 @@ import dpkernels
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import format_number, shortest
+from dpkernels.estimation.categorical.heavy_hitters import PrefixResponse
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 
-_MAX_CODES = 1 << 20  # without labels
-_MAX_SETS = 1 << 16  # categories of which sets are compared
+C = TypeVar("C", bound=Categorical)
+Labels = int | tuple[str, ...] | None  # The labels of categories, or their number without labels.
+
+_MOST_CODES = 1 << 20  # without labels
+_MOST_SETS = 1 << 16  # categories of which sets are compared
 NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
 
 
 def _made(
-    build: Any, epsilon: float, categories: Any, categories_from: Any, other: str | None, **more: Any
-) -> Categorical:
+    build: Callable[..., C],
+    epsilon: float,
+    categories: Labels,
+    categories_from: Labels,
+    other: str | None,
+    **more: int | float | None,
+) -> C:
     given = [one for one in (categories, categories_from) if one is not None]
     if len(given) != 1:
         problem = "both given" if given else "missing"
         raise click.UsageError(f"--categories, --categories-from: {problem}; give one of them")
     (listed,) = given
-    label: Any = other
+    label: str | int | None = other
     if isinstance(listed, int):
-        if listed > _MAX_CODES:
-            raise click.UsageError(f"--categories: {listed}; without labels at most {_MAX_CODES} are allowed")
+        if listed > _MOST_CODES:
+            raise click.UsageError(f"--categories: {listed}; without labels at most {_MOST_CODES} are allowed")
         if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < listed):
             raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {listed - 1}")
         label = None if other is None else int(other)
@@ -40,43 +50,64 @@ def _made(
 
 
 def categorical(
-    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None, bits: Any = None
-) -> Any:
+    *,
+    epsilon: float,
+    categories: Labels = None,
+    categories_from: Labels = None,
+    other: str | None = None,
+    bits: float | None = None,
+) -> SubsetSelection | BlockResponse:
     """Choose the mechanism with the least error."""
     return _made(dpkernels.categorical, epsilon, categories, categories_from, other, bits=bits)
 
 
 def subset_selection(
-    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None, size: Any = None
-) -> Any:
+    *,
+    epsilon: float,
+    categories: Labels = None,
+    categories_from: Labels = None,
+    other: str | None = None,
+    size: int | None = None,
+) -> SubsetSelection:
     """Make subset selection."""
     return _made(dpkernels.subset_selection, epsilon, categories, categories_from, other, size=size)
 
 
 def randomised_response(
-    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None
-) -> Any:
+    *, epsilon: float, categories: Labels = None, categories_from: Labels = None, other: str | None = None
+) -> SubsetSelection:
     """Make randomised response."""
     return _made(dpkernels.randomised_response, epsilon, categories, categories_from, other)
 
 
 def block_response(
-    *, epsilon: float, categories: Any = None, categories_from: Any = None, other: Any = None, blocks: Any = None
-) -> Any:
+    *,
+    epsilon: float,
+    categories: Labels = None,
+    categories_from: Labels = None,
+    other: str | None = None,
+    blocks: int | None = None,
+) -> BlockResponse:
     """Make block response."""
     return _made(dpkernels.block_response, epsilon, categories, categories_from, other, blocks=blocks)
 
 
 def prefix_response(
-    *, epsilon: float, length: int, alphabet: str, lengths: Any = None, other: Any = None, longer: str = "error"
-) -> Any:
+    *,
+    epsilon: float,
+    length: int,
+    alphabet: str,
+    lengths: Sequence[int] | None = None,
+    other: str | None = None,
+    longer: str = "error",
+) -> PrefixResponse:
     """Make prefix response, where each person reports at one level."""
     return dpkernels.prefix_response(epsilon, length, alphabet, lengths=lengths, other=other, longer=longer)
 
 
-def chosen(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, Any]]:
+def chosen(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, object]]:
     """Return the name of a mechanism and the options that make it again."""
-    own: dict[str, Any] = {"epsilon": float(mechanism.epsilon)}
+    own: dict[str, object] = {"epsilon": float(mechanism.epsilon)}
     if isinstance(mechanism, PrefixPlan):
         own |= {name: getattr(mechanism, name) for name in ("length", "alphabet", "lengths", "longer")}
         return "prefix-response", own | (
@@ -111,7 +142,7 @@ class CategoryComparison:
     least: float  # the strict bound of the mean squared error of one report
     rows: list[dict[str, Any]]
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[dict[str, object]]:
         return self.rows
 
     def __str__(self) -> str:
@@ -128,7 +159,7 @@ class CategoryComparison:
         return "\n".join([heading, *aligned(cells)])
 
 
-def comparison_of_categories(epsilon: float, categories: Any) -> CategoryComparison:
+def comparison_of_categories(epsilon: float, categories: int | Sequence[str]) -> CategoryComparison:
     """Compare the mechanisms for these categories, given by labels or their number."""
     d = categories if isinstance(categories, int) else len(categories)
     with usage_errors("--"):
@@ -136,7 +167,7 @@ def comparison_of_categories(epsilon: float, categories: Any) -> CategoryCompari
         blocks = dpkernels.block_response(epsilon, d)
     made = [(response, "one category"), (blocks, f"one of {blocks.blocks} blocks, in a direction")]
     with usage_errors("--"):
-        if d <= _MAX_SETS:
+        if d <= _MOST_SETS:
             sets = dpkernels.subset_selection(epsilon, d)
             made += [(sets, f"a set of {sets.size}")] if sets.size > 1 else []
     least = float(dpkernels.strict_bound(epsilon, d))

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import numpy as np
@@ -32,11 +32,13 @@ from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.prefixes import PrefixSampler
 from dpkernels.staging import write_png
 
-_MAX_COUNTS = 1 << 25  # of all groups together, eight bytes each
-_MAX_LINES = 40  # categories of a group that a table shows
-_BAR_LENGTH = 24  # characters of the longest bar of a table
-_MAX_BARS = 60  # categories of a picture
-_MAX_KEPT = 32  # prefixes that are kept of each level
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_COUNTS = 1 << 25  # of all groups together, eight bytes each
+_MOST_LINES, _BAR = 40, 24  # categories of a group that a table shows, and the length of the longest bar
+_MOST_BARS = 60  # categories of a picture
+_MOST_FOUND = 32  # prefixes that are kept of each level
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class CategoryEstimates:
     confidence: float
     groups: dict[str | None, CategoryEstimate]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "column": self.column,
             "by": self.by,
@@ -83,12 +85,12 @@ class CategoryEstimates:
             rows = sorted(self._rows(estimate), key=lambda row: -row["unbiased"])
             largest = max(row["share"] for row in rows)
             cells = [["category", "number", interval, "share", interval, ""]]
-            for row in rows[:_MAX_LINES]:
+            for row in rows[:_MOST_LINES]:
                 numbers = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
                 shares = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
                 cells.append([display_name(str(row["category"])), *numbers, *shares, _bar(row["share"], largest)])
             heading = [] if self.by is None else [f"{display_name(self.by)} {_name(group)}: {estimate.count:,} reports"]
-            more = len(rows) - _MAX_LINES
+            more = len(rows) - _MOST_LINES
             rest = [f"and {more:,} more categories; --json prints all"] if more > 0 else []
             lines += ["", *heading, *aligned(cells), *rest]
         return "\n".join(lines)
@@ -101,7 +103,7 @@ class CategoryEstimates:
         grid = figure.subplots(len(self.groups), 1, squeeze=False, sharey=True)
         # All groups have the same categories in the same order: the largest ones of all groups together.
         total = sum(estimate.count * estimate.shares.unbiased for estimate in self.groups.values())
-        order = np.argsort(-total, kind="stable")[:_MAX_BARS]
+        order = np.argsort(-total, kind="stable")[:_MOST_BARS]
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
             low, high = (end[order] for end in estimate.shares.interval(self.confidence))
             names = [display_name(str(estimate.mechanism.label_of(int(code)))) for code in order]
@@ -117,7 +119,7 @@ def _name(group: str | None) -> str:
     return "(null)" if group is None else display_name(group)
 
 
-def _records(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _records(table: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the rows of a table of columns."""
     rows = zip(*(np.asarray(column).tolist() for column in table.values()), strict=True)
     return [dict(zip(table, row, strict=True)) for row in rows]
@@ -131,11 +133,11 @@ def _heading(result: CategoryEstimates | FoundValues, reports: int) -> list[str]
 
 
 def _bar(share: float, largest: float) -> str:
-    return "#" * round(_BAR_LENGTH * share / largest)
+    return "#" * round(_BAR * share / largest)
 
 
 def _draw_shares(
-    ax: Any, names: Sequence[str], shares: np.ndarray, low: np.ndarray, high: np.ndarray, about: str, caption: str
+    ax: Axes, names: Sequence[str], shares: np.ndarray, low: np.ndarray, high: np.ndarray, about: str, caption: str
 ) -> None:
     """Draw shares by name with their intervals, which the legend says to be ``about``."""
     places = np.arange(len(names))
@@ -180,10 +182,10 @@ class CategorySelection:
     def _check_few(self, cells: Collection[str | None]) -> None:
         mechanism = self.sampler.mechanism
         size = mechanism.categories if mechanism.kind == "set" else mechanism.outcomes
-        if len(cells) * size > _MAX_COUNTS:
+        if len(cells) * size > _MOST_COUNTS:
             raise click.UsageError(f"--by: {self.by!r} has too many groups to be counted; is it an identifier?")
 
-    def join(self, tallies: Iterable[CategoryTally], where: Any) -> CategoryEstimates:
+    def join(self, tallies: Iterable[CategoryTally], where: object) -> CategoryEstimates:
         """Return the estimates of a release from the counts of its parts."""
         groups, missing = dict[str | None, CategoryCounts](), 0
         for tally in tallies:
@@ -230,7 +232,7 @@ class FoundValues:
     standard_error: float  # of the share of a rare value
     found: HeavyHitters
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "column": self.column,
             "by": None,
@@ -255,7 +257,7 @@ class FoundValues:
             "more frequent than that are not found.",
         ]
         cells = [["value", "share", f"{confidence} interval", ""]]
-        for at in self._frequent[:_MAX_LINES].tolist():
+        for at in self._frequent[:_MOST_LINES].tolist():
             share, bounds = float(found.shares[at]), f"{found.low[at]:.4f} to {found.high[at]:.4f}"
             bar = _bar(share, float(found.shares[0]))
             cells.append([display_name(str(found.values[at])), f"{share:.4f}", bounds, bar])
@@ -273,7 +275,7 @@ class FoundValues:
         """Draw the shares whose intervals are above 0, and write a PNG."""
         from matplotlib.figure import Figure
 
-        order, found = self._frequent[:_MAX_BARS], self.found
+        order, found = self._frequent[:_MOST_BARS], self.found
         if not len(order):
             raise ValueError("--plot: no value has an interval above 0")
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
@@ -314,7 +316,7 @@ class PrefixSelection:
                 people, missing = people + int(good.sum()), missing + int(is_missing.sum())
         return PrefixTally(counted, people, missing)
 
-    def join(self, tallies: Iterable[PrefixTally], where: Any) -> PrefixSelection | FoundValues:
+    def join(self, tallies: Iterable[PrefixTally], where: object) -> PrefixSelection | FoundValues:
         """Return what to count at the next level, or after the last one the values that were found."""
         counted, people, missing = np.zeros(1 + len(self.search.candidates), np.int64), 0, 0
         for tally in tallies:
@@ -353,7 +355,7 @@ def _of_categories(
     form: Mapping[str, Any],
     own: Mapping[str, Any],
     names: Sequence[str],
-    where: Any,
+    where: object,
     by: str | None,
     options: Mapping[str, Any],
 ) -> CategorySelection | PrefixSelection:
@@ -361,7 +363,7 @@ def _of_categories(
     for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
         if options.get(name) is not None:
             raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
-    certificate: Any = Certificate.from_dict(own["certificate"])
+    certificate: Certificate = Certificate.from_dict(own["certificate"])
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in own["options"].items()}
     sampler: Any = build_exact_sampler(own["mechanism"], given, label(own["column"]))[1]
     if sampler.certificate != certificate:
@@ -373,7 +375,7 @@ def _of_categories(
     if isinstance(sampler, PrefixSampler):
         if by is not None:
             raise click.UsageError("--by: the most frequent values are those of all rows; there are no groups")
-        search = PrefixSearch(sampler.mechanism, _MAX_KEPT if most is None else most)
+        search = PrefixSearch(sampler.mechanism, _MOST_FOUND if most is None else most)
         return PrefixSelection(column, mechanism, sampler, keep, confidence, search)
     if most is not None:
         raise click.UsageError(f"--most: is for prefix-response; the mechanism is {mechanism}")

@@ -456,10 +456,9 @@ def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **opti
     with importing():
         from dpkernels.cli import release as releasing
 
-    asked = {name: (form, options.pop(name)) for name, (form, _) in _STATISTICS.items()}
+    asked = {"count": ("",) if count else ()} | {name: options.pop(name) for name in _STATISTICS}
     keys = releasing.groups(by)
-    chosen = [releasing.Count(by=keys)] * count + releasing.statistics(asked, keys)
-    options["ledger"] = _charged_ledger(options["ledger"])
+    chosen, options["ledger"] = releasing.statistics(asked, keys), _charged_ledger(options["ledger"])
     show(releasing.release(source, target, chosen, keys, **options).splitlines())
 
 
@@ -468,7 +467,7 @@ def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **opti
 @opts.options_of(_COMPARED)
 @opts.plot_option("Also draw worst-case variances against epsilon into this .png.")
 @opts.json_option()
-def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
+def compare(plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
     """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first.
 
     Give --lower and --upper for values in an interval, --sensitivity for a statistic, or all three for a statistic in

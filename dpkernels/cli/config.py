@@ -74,7 +74,7 @@ def _in_folder(option: click.Option, value: Any, folder: Path) -> Any:
     return [str(folder / path) for path in value] if isinstance(value, list) else str(folder / value)
 
 
-def _value(option: click.Option, value: Any, path: Path) -> Any:
+def _value(option: click.Option, value: object, path: Path) -> Any:
     """Return a value of a file as click takes it: texts, which it converts, and booleans for flags."""
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"--config: {path}: {_key(option)!r} is a list; it is given once")
@@ -118,7 +118,7 @@ def save(path: Path, context: click.Context, usual: Mapping[str, Any] = MappingP
         file.write(f"[{context.info_name}]\n{''.join(lines)}")
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     """Return a text, a boolean or a list of them in TOML."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"

@@ -76,7 +76,7 @@ class BadRows:
         more = ", .." if total > len(self.first) else ""
         return f"in all {total}{'' if self.is_all else ' or more'} values cannot be perturbed ({kinds}): {places}{more}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form."""
         return {"counts": dict(self.counts), "all": self.is_all, "first": [error.to_dict() for error in self.first]}
 
@@ -114,7 +114,7 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def error_form(error: BaseException, message: str, code: int, left_behind: str) -> dict[str, Any]:
+def error_form(error: BaseException, message: str, code: int, left_behind: str) -> dict[str, object]:
     """Return a failure as JSON, with the texts that a log may have."""
     bad = row_error(error)
     rows = None if bad is None or bad.others is None else bad.others.to_dict()

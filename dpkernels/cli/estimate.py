@@ -38,7 +38,7 @@ from dpkernels.estimation.estimate import MOST_PANELS, Estimate, estimate, save_
 from dpkernels.exact.certificate import CertificateError
 
 
-def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:
+def groups_of(source: Source, piece: object, by: str | None) -> tuple[np.ndarray, list[str | None]]:
     """Return the group of every row of a piece, and the groups' names.
 
     Different cells have different names, and null has None. Bytes that are not UTF-8 become lone surrogates, as in the
@@ -80,7 +80,7 @@ def rank(cell: str | None) -> tuple[int, float, str]:
 
 
 # Counts of all groups together, eight bytes each.
-_MAX_COUNTS = 1 << 25
+_MOST_COUNTS = 1 << 25
 
 
 class Tallied(NamedTuple):
@@ -142,7 +142,7 @@ class Selection:
         """Count the reports of one source, which begins with that row of its file."""
         return tally(source, self, row)
 
-    def join(self, tallies: Iterable[Tallied], where: Any) -> Read:
+    def join(self, tallies: Iterable[Tallied], where: object) -> Read:
         """Return the counted reports of a release from those of its parts."""
         return Read.of(self, tallies, where)
 
@@ -219,7 +219,7 @@ def read(
     return selection.join([selection.tally(source)], path)
 
 
-def check_groups(form: Mapping[str, Any], names: Sequence[str], where: Any, by: str | None) -> None:
+def check_groups(form: Mapping[str, Any], names: Sequence[str], where: object, by: str | None) -> None:
     """Refuse groups by a column that is perturbed, or that is not there once."""
     if by is not None:
         if by in [column_form["column"] for column_form in form["columns"]]:
@@ -228,7 +228,7 @@ def check_groups(form: Mapping[str, Any], names: Sequence[str], where: Any, by: 
             raise click.UsageError(f"--by: {where} has {list(names).count(by)} columns {by!r}")
 
 
-def column_of(form: Mapping[str, Any], columns: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
+def column_of(form: Mapping[str, Any], columns: Sequence[str], where: object, column: str | None) -> Mapping[str, Any]:
     """Return the column of a sidecar that is estimated, which may be None where there is only one."""
     forms = {column_form["column"]: column_form for column_form in form["columns"]}
     if column is None and len(forms) == 1:
@@ -269,12 +269,12 @@ def tally(source: Source, selection: Selection, row: int = 0) -> Tallied:
 
 
 def _check_few(cells: Collection[str | None], selection: Selection) -> None:
-    if len(cells) * len(selection.channel.written) > _MAX_COUNTS:
+    if len(cells) * len(selection.channel.written) > _MOST_COUNTS:
         many = "has too many groups to be counted by report; is it an identifier?"
         raise click.UsageError(f"--by: {selection.by!r} {many}")
 
 
-def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
+def _reports(source: Source, piece: object, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
     """Return the index of every report among the channel's; -1 where it is missing."""
     try:
         numbers = source.numbers(piece, name, start)

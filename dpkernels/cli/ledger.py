@@ -20,7 +20,7 @@ from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned, display_name
 from dpkernels.proven import proven
 
-_MIN_DELTA = -9  # the power of ten of the least delta that is advised
+_LEAST_DELTA = -9  # the power of ten of the least delta that is advised
 _VOID_LABEL = "the run failed before its output was in place"
 
 
@@ -109,7 +109,7 @@ class LedgerAccount:
             charge, left = error.asked, error.left
             if not isinstance(charge, EpsilonDelta) or error.budget.delta or not charge.delta:
                 raise
-            power = max(_MIN_DELTA, math.ceil(math.log10(charge.delta)) + 1)
+            power = max(_LEAST_DELTA, math.ceil(math.log10(charge.delta)) + 1)
             if charge.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
                 raise
             epsilon, delta = format_amount(error.budget.epsilon), format_amount(charge.delta)
@@ -139,7 +139,7 @@ class LedgerCharge:
     def entry(self) -> Entry:
         return self.after.entries[-1]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form with exact decimals. The hash shows later that the ledger still has the charge."""
         entry, after = self.entry, self.after
         amounts = _exact("", entry.amounts) | _exact("spent_", after.spent) | _exact("budget_", after.budget)
@@ -176,7 +176,7 @@ class LedgerCharge:
 
 @contextmanager
 def charging(
-    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: Any
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: object
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
@@ -252,7 +252,7 @@ def _marks(state: LedgerState, charge: int) -> int:
 
 
 @contextmanager
-def settling(charged: Callable[[], LedgerCharge | None], output: Any) -> Iterator[None]:
+def settling(charged: Callable[[], LedgerCharge | None], output: object) -> Iterator[None]:
     """Settle the charge of a failed release, if one was made, and let the error say what became of it."""
     try:
         yield
@@ -273,10 +273,10 @@ class Report:
     path: Path
     statement: LedgerState
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form; amounts are decimals, exactly."""
         state = self.statement
-        form: dict[str, Any] = {"ledger": state.ledger, "created": state.created}
+        form: dict[str, object] = {"ledger": state.ledger, "created": state.created}
         for name in ("budget", "spent", "left"):
             form |= _exact(f"{name}_", getattr(state, name))
         charges = [

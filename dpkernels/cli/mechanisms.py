@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from pkgutil import walk_packages
 from types import UnionType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -39,6 +39,9 @@ from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError
 from dpkernels.mechanisms.optimal.search import covers, optimal
+
+if TYPE_CHECKING:
+    from dpkernels.numerics import Real
 
 # A release must state these: they have no default.
 _CLAIM = ("epsilon", "delta", "sensitivity")
@@ -158,7 +161,7 @@ def _recycled(
     return calibrate.budget_recycled(kernel, q=q, **options)
 
 
-def _check_claim(option: str, options: Mapping[str, Any]) -> None:
+def _check_claim(option: str, options: Mapping[str, object]) -> None:
     if any(options.get(name) is None for name in _CLAIM):
         raise ValueError(f"{option}: missing; give it, or --epsilon and --delta, to which it is calibrated")
 
@@ -166,7 +169,7 @@ def _check_claim(option: str, options: Mapping[str, Any]) -> None:
 class NamedConstructor:
     """A mechanism of the command: the arguments that are options, and for each option whether it may be left out."""
 
-    def __init__(self, name: str, construct: Callable[..., Mechanism], left_out: str = "") -> None:
+    def __init__(self, name: str, construct: Callable[..., Any], left_out: str = "") -> None:
         self.name, self.construct = name, construct
         parameters, by_name = inspect.signature(construct).parameters, inspect.Parameter.KEYWORD_ONLY
         settable = [option for option in OPTIONS if option in parameters and option != left_out]
@@ -189,7 +192,7 @@ class NamedConstructor:
         always = _CLAIM if release else ("sensitivity",)
         return [name for name, optional in self.options.items() if not optional or name in always]
 
-    def make(self, options: Mapping[str, Any], release: bool) -> Mechanism:
+    def make(self, options: Mapping[str, object], release: bool) -> Mechanism:
         """Return the mechanism of these options, for a release or for accounting."""
         required = self.required(release)
         for name in options:
@@ -236,7 +239,7 @@ def _constructors() -> Iterator[NamedConstructor]:
             yield NamedConstructor(word, functions[name], "objective")
 
 
-def _is_constructor(function: Callable[..., Any]) -> bool:
+def _is_constructor(function: Callable[..., Real]) -> bool:
     """Return whether a function makes a mechanism, and all its required arguments are options of the command."""
     signature = inspect.signature(function, eval_str=True)
     returned, parameters = signature.return_annotation, signature.parameters.items()
@@ -297,7 +300,7 @@ def named(name: str, where: str = "") -> NamedConstructor:
     return CONSTRUCTORS[name]
 
 
-def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
+def mechanism(name: str, options: Mapping[str, object], where: str = "", *, release: bool = True) -> Mechanism:
     """Return the mechanism of a name with these options, for a release or for accounting, which needs no claim."""
     constructor = named(name, where)
     with usage_errors(where, (ValueError, ProgramError)):
@@ -331,7 +334,7 @@ def options_by_column(names: Sequence[str], options: Mapping[str, Sequence[Any]]
     in their order.
     """
     constructors = [named(name) for name in names]
-    columns: list[dict[str, Any]] = [{} for _ in constructors]
+    columns: list[dict[str, object]] = [{} for _ in constructors]
     for option, values in options.items():
         pairs = zip(columns, constructors, strict=True)
         having = [column for column, constructor in pairs if option in constructor.options]

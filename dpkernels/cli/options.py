@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from datetime import date
 from decimal import Decimal
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -34,11 +35,15 @@ class _PathArgument(click.Path):
         super().__init__(path_type=Path, **settings)
         self.refused, self.is_kept = refused, is_kept
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
         if (text := str(value)) in self.refused:
             self.fail(self.refused[text], param, ctx)
         return value if self.is_kept(text) else super().convert(value, param, ctx)
 
+
+T = TypeVar("T")
 
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 # Not standard output, for which other programs take -.
@@ -62,10 +67,12 @@ class NumberList(click.ParamType):
 
     name = "numbers"
 
-    def __init__(self, may_be_none: bool = False, number: Callable[[str], Any] = float) -> None:
+    def __init__(self, may_be_none: bool = False, number: Callable[[str], object] = float) -> None:
         self.may_be_none, self.number = may_be_none, number
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+    def convert(
+        self, value: str | tuple[object, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[object, ...]:
         if isinstance(value, tuple):
             return value
         if self.may_be_none and not value:
@@ -81,7 +88,7 @@ class DateOrNumber(click.ParamType):
 
     name = "number or date"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         try:
             return date_or_number(value) if isinstance(value, str) else value
         except ValueError:
@@ -93,7 +100,7 @@ class DateOrigin(click.ParamType):
 
     name = "date"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
             return value
         name, equals, text = value.rpartition("=")
@@ -108,7 +115,9 @@ class TextList(click.ParamType):
 
     name = "texts"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+    def convert(
+        self, value: str | tuple[str, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
         return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(","))
 
 
@@ -117,7 +126,7 @@ class CategoryList(click.ParamType):
 
     name = "categories"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
             return value
         if value.isascii() and value.isdigit():
@@ -133,13 +142,13 @@ class CategoryFile(click.ParamType):
 
     name = "file"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         if not isinstance(value, str):
             return value
-        path: Any = INPUT.convert(value, param, ctx)
+        path = Path(INPUT.convert(value, param, ctx))
         try:
-            if path.stat().st_size > _MAX_LABEL_BYTES:
-                self.fail(f"{value!r} has more than {_MAX_LABEL_BYTES} bytes")
+            if path.stat().st_size > _MOST_LABEL_BYTES:
+                self.fail(f"{value!r} has more than {_MOST_LABEL_BYTES} bytes")
             labels = tuple(line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
         except (OSError, UnicodeDecodeError) as error:
             self.fail(f"{value!r} cannot be read as UTF-8 text: {text_of(error)}")
@@ -148,7 +157,7 @@ class CategoryFile(click.ParamType):
         return labels
 
 
-_MAX_LABEL_BYTES = 1 << 24  # of a file of categories
+_MOST_LABEL_BYTES = 1 << 24
 
 
 class Command(click.Command):
@@ -191,12 +200,10 @@ class Command(click.Command):
                 formatter.write_dl([(name, ", ".join(p.opts[0] for p in hidden)) for name, hidden in rare.items()])
 
 
-# Keys of a context's notes:
-_ALL = "dpkernels.help_all"  # whether the help shows all options
-_GIVEN = "dpkernels.given"  # the texts that the command line gives
+_ALL, _GIVEN = "dpkernels.help_all", "dpkernels.given"
 
 
-def given_options(context: click.Context) -> dict[str, Any]:
+def given_options(context: click.Context) -> dict[str, object]:
     """Return the texts that the command line gives, by the name of their parameter."""
     return {name: value for name, value in context.meta[_GIVEN].items() if value is not None and value != ()}
 
@@ -297,7 +304,7 @@ def flags(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: Any) -> Decorator:
+def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: object) -> Decorator:
     """Give a command the options of a table, which ``single`` reads.
 
     All may repeat: click would drop all but the last in silence.
@@ -399,7 +406,7 @@ def json_option(text: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-def single(options: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def single(options: Mapping[str, Sequence[T]]) -> dict[str, T]:
     """Return the options that were given, of a command that takes each once."""
     for name, values in options.items():
         if len(values) > 1:
@@ -408,7 +415,7 @@ def single(options: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 
 @contextmanager
-def usage_errors(where: str = "", errors: Any = ValueError) -> Iterator[None]:
+def usage_errors(where: str = "", errors: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
     """Let errors of the values of options be usage errors, which begin with ``where``."""
     try:
         yield

@@ -11,12 +11,9 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 # Noncharacters of Unicode, which no text contains. A marked text is a plain string: it can be part of any message.
-_OPEN = "\ufdd0"  # before a private text
-_OTHERWISE = "\ufdd1"  # between it and the text that stands for it elsewhere
-_CLOSE = "\ufdd2"  # after both
+_OPEN, _OTHERWISE, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
 _MARKED = re.compile(f"{_OPEN}(.*?){_OTHERWISE}(.*?){_CLOSE}", re.DOTALL)
 _MARKS = re.compile(f"[{_OPEN}{_OTHERWISE}{_CLOSE}]")
 
@@ -72,7 +69,7 @@ def warn_of_library(
     category: type[Warning],
     filename: str,
     lineno: int,
-    file: Any = None,
+    file: object = None,
     line: str | None = None,
 ) -> None:
     """Print a warning of Python, whose text may quote a cell of a file.

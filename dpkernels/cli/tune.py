@@ -108,7 +108,7 @@ class Tuned:
         write_png(figure, target)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(f"{number:.6g}" for number in value) if isinstance(value, tuple) else f"{value:.6g}"
 
 

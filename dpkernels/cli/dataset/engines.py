@@ -31,20 +31,20 @@ from dpkernels.jax_on_use import jax
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import unpickle
 
-_MAX_THREADS = 16  # each holds about 100 MB
+_MOST_THREADS = 16  # each holds about 100 MB
 
 
 @dataclass(frozen=True)
 class LocalEngine:
     """Threads, each of which reads, perturbs and writes a part."""
 
-    threads: int = min(CORES, _MAX_THREADS)
+    threads: int = min(CORES, _MOST_THREADS)
     gpus: ClassVar[int] = 0  # of a part
 
     def ready(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
+    def each(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results of the task for the parts as they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
@@ -76,7 +76,7 @@ class RayEngine:
     resources: Mapping[str, float] = field(default_factory=dict)
     retries: int = 10  # of one part
 
-    def each(self, task: Task, job: Any, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
+    def each(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results as threads do; OSError if a part failed as often as it may be tried."""
         import ray
         import ray.cloudpickle as pickle

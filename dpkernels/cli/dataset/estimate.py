@@ -54,7 +54,7 @@ class Count:
     versions: dict[str, str] = field(default_factory=versions)
 
 
-def tally_part(job: Count, secret: Secret | None, part: Part) -> Any:
+def tally_part(job: Count, secret: Secret | None, part: Part) -> dict[str, object]:
     """Count one part; for the first part of a file, check that the file is the released one."""
     with part.opened(job.layout) as source:
         tallied = job.selection.tally(source, part.row)

@@ -30,9 +30,7 @@ from dpkernels.cli.interrupts import finished, independent_of_reports, is_indepe
 from dpkernels.cli.perturb.output import ClaimedOutput, check_parent, digest, say_swept
 from dpkernels.staging import leftovers, naming, place_folder, renamed_folder, replaced, staged_folder, sweep, to_disk
 
-SIDECAR = "_release.json"  # the certificates of a whole release
-NOTE = "_NOT_A_RELEASE"  # lies in a folder, or beside the parts in a store, until the release is complete
-JOURNAL = "_journal.jsonl"  # which parts of a local release are complete
+SIDECAR, NOTE, JOURNAL = "_release.json", "_NOT_A_RELEASE", "_journal.jsonl"
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
@@ -84,13 +82,13 @@ class LocalFolder(ClaimedOutput):
     def is_resumable(self) -> bool:
         return (self.staging / JOURNAL).is_file()
 
-    def begin(self, entry: Mapping[str, Any]) -> None:
+    def begin(self, entry: Mapping[str, object]) -> None:
         """Begin the journal with the description of the run, which is charged, before the first part is made."""
         say_swept(sweep(self.target, [self.staging]), self.target)
         with replaced(self.staging / JOURNAL) as file:
             file.write(f"{json.dumps(entry)}\n".encode())
 
-    def note(self, entry: Mapping[str, Any]) -> None:
+    def note(self, entry: Mapping[str, object]) -> None:
         """Add an entry to the journal; when this returns, it is on the disk."""
         with (self.staging / JOURNAL).open("ab") as file:
             file.write(f"{json.dumps(entry)}\n".encode())
@@ -192,10 +190,10 @@ class StoreFolder:
     def named(self, name: str, number: int, parts: int, suffix: str) -> str:
         return f"part-{number:0{len(str(parts - 1))}}-{self.number}{suffix}"
 
-    def begin(self, entry: Mapping[str, Any]) -> None:
+    def begin(self, entry: Mapping[str, object]) -> None:
         """Keep no journal: a store shows the parts of a killed run, so none of its rows can get other noise."""
 
-    def note(self, entry: Mapping[str, Any]) -> None:
+    def note(self, entry: Mapping[str, object]) -> None:
         """Keep no journal."""
 
     def drawing(self, parts: int) -> AbstractContextManager[None]:

@@ -415,7 +415,7 @@ def _done(entry: Mapping[str, Any]) -> Done:
     return Done(entry["read"], entry["kept"], written, tuple(entry["lost"]))
 
 
-def plan(request: Request, engine: Any) -> DatasetPlan:
+def plan(request: Request, engine: object) -> DatasetPlan:
     """Check everything of a release of many files that can be checked before a value is read."""
     request.check_no_queries()
     source, target = str(request.source), str(request.target)

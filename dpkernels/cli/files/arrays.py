@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,7 +17,7 @@ from dpkernels.release.inputs import report_type
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-class ArrayFile(Source):
+class ArrayFile(Source[np.ndarray, np.ndarray]):
     """A ``.npy`` file; its values in the order of the file, which keeps Fortran arrays as they are."""
 
     names = ()
@@ -60,10 +60,10 @@ class ArrayFile(Source):
     def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
         return Numbers.of(piece)
 
-    def labels(self, piece: np.ndarray, name: str) -> Any:
+    def labels(self, piece: np.ndarray, name: str) -> NoReturn:
         raise ValueError(f"{self.path}: is an array, which has no column {name!r}")
 
-    def replaced(self, piece: np.ndarray, reports: dict[str | None, Numbers]) -> np.ndarray:
+    def replaced(self, piece: np.ndarray, reports: Mapping[str | None, Numbers]) -> np.ndarray:  # type: ignore[override]
         values, missing = reports[None].values, reports[None].missing
         return values if missing is None else np.where(missing, values.dtype.type(np.nan), values)
 

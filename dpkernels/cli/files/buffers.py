@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 
@@ -27,7 +25,7 @@ def truths(column: pa.Array) -> np.ndarray:
     return bits[column.offset : column.offset + len(column)].astype(bool)
 
 
-def binary(text: Any, offsets: np.ndarray) -> pa.Array:
+def binary(text: bytes | pa.Buffer, offsets: np.ndarray) -> pa.Array:
     """Return the consecutive parts of a text between offsets."""
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ _NIBBLES = np.full(256, 255, np.uint8)
 _NIBBLES[[ord(digit) for digit in "0123456789abcdef"]] = range(16)
 
 
-def is_categorical(certificate: Any) -> bool:
+def is_categorical(certificate: object) -> bool:
     """Return whether a certificate, or its JSON, is of a mechanism for categories."""
     if isinstance(certificate, Mapping):
         return certificate.get("kind") in ("set of categories", "block of categories", "prefixes")

@@ -8,7 +8,7 @@ for null. A text file that is written quotes the cells that need it, and those t
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
@@ -30,7 +30,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.parquet import GroupPart, ParquetFile, ParquetSink
 
 _REPORT_BYTES = 18  # of the text of a report, on average
-_MAX_REPORT_BYTES = 1 << 13  # of a row's reports, sets of categories aside
+_MOST_REPORT_BYTES = 1 << 13  # of a row's reports, sets of categories aside
 _BLOCK_ROWS = 1 << 10  # A row group of a new Parquet file ends after a multiple of these.
 
 
@@ -38,14 +38,14 @@ _BLOCK_ROWS = 1 << 10  # A row group of a new Parquet file ends after a multiple
 class _Piece:
     """A piece of the input, and its copied columns as they are written."""
 
-    piece: Any
+    piece: Sized
     copied: dict[str, pa.Array]
 
     def __len__(self) -> int:
         return len(self.piece)
 
 
-class ConvertedFile(Source):
+class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
     """A file of columns whose output has another layout than the file itself."""
 
     def __init__(self, source: Source, written: Layout) -> None:
@@ -98,12 +98,12 @@ class ConvertedFile(Source):
 
     def _check_length(self, piece: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
         sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
-        too_long = sizes > LONGEST - _MAX_REPORT_BYTES
+        too_long = sizes > LONGEST - _MOST_REPORT_BYTES
         if too_long.any():
             raise self._error(piece, start, too_long, "too long", f"has about {LONGEST} bytes or more of text")
 
     def _error(
-        self, piece: Any, start: int, is_bad: np.ndarray, kind: str, text: str, name: str | None = None
+        self, piece: Sized, start: int, is_bad: np.ndarray, kind: str, text: str, name: str | None = None
     ) -> RowError:
         row = start + int(is_bad.argmax())
         return RowError(row, self._source.place(piece, row, start), kind, f"{text}, which OUT cannot hold", name)
@@ -111,7 +111,7 @@ class ConvertedFile(Source):
     def numbers(self, piece: _Piece, name: str | None, start: int) -> Numbers:
         return self._source.numbers(piece.piece, name, start)
 
-    def labels(self, piece: _Piece, name: str) -> Any:
+    def labels(self, piece: _Piece, name: str) -> pa.Array:
         return self._source.labels(piece.piece, name)
 
     def dates(self, piece: _Piece, name: str, origin: date) -> Dates:
@@ -123,7 +123,7 @@ class ConvertedFile(Source):
     def place(self, piece: _Piece, row: int, start: int) -> str:
         return self._source.place(piece.piece, row, start)
 
-    def replaced(self, piece: _Piece, reports: dict[str | None, Any]) -> Any:
+    def replaced(self, piece: _Piece, reports: Mapping[str | None, Numbers | CategoryReports]) -> pa.Table | pa.Array:
         """Return the rows as a table, or as an array of lines without their ends."""
         columns = [
             piece.copied[name] if name not in reports else self._report_column(reports[name]) for name in self.names
@@ -132,7 +132,7 @@ class ConvertedFile(Source):
             return pa.Table.from_arrays(columns, list(self.names))
         return pc.binary_join_element_wise(*columns, self._written.delimiter.encode())
 
-    def _report_column(self, reports: Any) -> pa.Array:
+    def _report_column(self, reports: Numbers | CategoryReports) -> pa.Array:
         if isinstance(reports, CategoryReports):
             column = reports.texts(self._written.delimiter) if self._is_text else reports.column()
         elif self._is_text:  # Every digit of float32 numbers, so that the text is the same number in float64.
@@ -143,16 +143,16 @@ class ConvertedFile(Source):
             column = pc.if_else(buffers.array(reports.missing), pa.scalar(b"", pa.binary()), column)
         return column
 
-    def select(self, replaced: Any, rows: np.ndarray) -> Any:
+    def select(self, replaced: pa.Table | pa.Array, rows: np.ndarray) -> pa.Table | pa.Array:
         return replaced.filter(buffers.array(rows))
 
-    def reordered(self, pieces: Sequence[Any], order: np.ndarray) -> Iterator[Any]:
+    def reordered(self, pieces: Sequence[pa.Table | pa.Array], order: np.ndarray) -> Iterator[pa.Table | pa.Array]:
         rows = pa.chunked_array(pieces, pa.binary()) if self._is_text else pa.concat_tables(pieces)
         for first in range(0, len(order), MOST_ROWS):
             some = rows.take(buffers.array(order[first : first + MOST_ROWS]))
             yield some.combine_chunks()
 
-    def size(self, replaced: Any) -> int:
+    def size(self, replaced: pa.Table | pa.Array) -> int:
         return replaced.nbytes
 
     def output_bytes(self, columns: Sequence[str | None]) -> int:
@@ -167,7 +167,7 @@ class ConvertedFile(Source):
         return ["quotes and line ends"]
 
     @contextmanager
-    def sink(self, path: Path) -> Iterator[Callable[[Any], object]]:
+    def sink(self, path: Path) -> Iterator[Callable[[pa.Table | pa.Array], object]]:
         if not self._is_text:
             with ParquetSink.opened(path, dict, lambda: _BLOCK_ROWS) as write:
                 yield lambda table: write(GroupPart(table, last=False))

@@ -32,8 +32,7 @@ from dpkernels.cli.terminal import private
 
 QUOTE, LF, CR = b'"\n\r'
 BLOCK_BYTES = 1 << 20  # read at once
-_REPORT_BYTES = 18  # of the text of a report, on average
-_PACKED_REPORT_BYTES = 9  # the same where the output is compressed
+_REPORT_BYTES, _PACKED_REPORT_BYTES = 18, 9  # of the text of a report, on average
 LONGEST = 1 << 22  # bytes of a record
 _WHOLE = 2.0**53  # Floats hold every whole number below.
 _MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
@@ -132,8 +131,8 @@ class Records:
     first: np.ndarray  # where each begins
     last: np.ndarray  # where the content of each ends, before its line end
     # Where each chosen column's cells begin and end, with quotes: whether a cell was quoted may depend on its value.
-    spans: dict[Any, tuple[np.ndarray, np.ndarray]]
-    cells: dict[Any, pa.Array]  # their contents, without these quotes
+    spans: dict[str | int | None, tuple[np.ndarray, np.ndarray]]
+    cells: dict[str | int | None, pa.Array]  # their contents, without these quotes
 
     @classmethod
     def of(cls, region: Region, width: int, columns: Mapping[Any, int], start: int = 0) -> Records:
@@ -215,7 +214,7 @@ def _every_other(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.bool_(), 2 * count + 1, [None, pa.py_buffer(b"\xaa" * (count // 4 + 1))])
 
 
-def _texts(cells: pa.Array, reports: Any, delimiter: str) -> pa.Array:
+def _texts(cells: pa.Array, reports: Numbers | CategoryReports, delimiter: str) -> pa.Array:
     """Return reports as the shortest decimals that read back as the same numbers, and missing cells' contents.
 
     Reports about categories have texts of their own.
@@ -246,7 +245,7 @@ def _floats(texts: pa.Array) -> np.ndarray | None:
         return None
 
 
-class DelimitedFile(Source):
+class DelimitedFile(Source[Records, Lines]):
     """A file with a header; quotes, line ends, blank lines and a byte-order mark are kept."""
 
     def __init__(self, path: Path, layout: Layout) -> None:
@@ -365,7 +364,7 @@ class DelimitedFile(Source):
     def labels(self, piece: Records, name: str | None) -> pa.Array:
         return pc.replace_substring(piece.cells[name], '""', '"')
 
-    def replaced(self, piece: Records, reports: dict[str | None, Any]) -> Lines:
+    def replaced(self, piece: Records, reports: Mapping[str | None, Numbers | CategoryReports]) -> Lines:
         names = sorted(reports, key=lambda name: piece.spans[name][0][:1].tolist())  # in the order of the file
         columns = [_texts(piece.cells[name], reports[name], self._layout.delimiter) for name in names]
         filled = columns[0]

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from datetime import date
 
+    import pyarrow as pa
+
+    from dpkernels.cli.files.categories import CategoryReports
     from dpkernels.cli.files.dates import Dates
+
+Piece = TypeVar("Piece", bound=Sized)  # What a file is read in.
+Replaced = TypeVar("Replaced")  # What is written of a piece.
 
 # Rows of a piece at most: large enough for speed, small enough for constant memory.
 MOST_ROWS = 1 << 20
@@ -38,7 +44,7 @@ class Numbers:
         return cls(values, missing if missing is not None and missing.any() else None)
 
 
-class Source(abc.ABC):
+class Source(abc.ABC, Generic[Piece, Replaced]):
     """A file that is read in pieces."""
 
     path: Path
@@ -52,7 +58,7 @@ class Source(abc.ABC):
     fraction: float = 0.0  # of the file that has been read
 
     @abc.abstractmethod
-    def pieces(self, columns: Sequence[str | None]) -> Generator[Any, None, None]:
+    def pieces(self, columns: Sequence[str | None]) -> Generator[Piece, None, None]:
         """Yield the file's pieces, of which these columns will be asked for; ``len`` is rows, or an array's values."""
 
     def count(self) -> int:
@@ -60,36 +66,36 @@ class Source(abc.ABC):
         return sum(len(piece) for piece in self.pieces(self.names[:1]))
 
     @abc.abstractmethod
-    def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:
+    def numbers(self, piece: Piece, name: str | None, start: int) -> Numbers:
         """Return a column of a piece whose first row is ``start``; a ValueError names the first that is no number."""
 
     @abc.abstractmethod
-    def labels(self, piece: Any, name: str) -> Any:
+    def labels(self, piece: Piece, name: str) -> pa.Array:
         """Return the cells of a column as an Arrow array of any type; ValueError for an array."""
 
-    def dates(self, piece: Any, name: str, origin: date) -> Dates:
+    def dates(self, piece: Piece, name: str, origin: date) -> Dates:
         """Return a column as days since an origin; ValueError if it holds neither dates nor texts."""
         from dpkernels.cli.files.dates import dates_of
 
         return dates_of(self.labels(piece, name), origin, self.markers)
 
     @abc.abstractmethod
-    def replaced(self, piece: Any, reports: dict[str | None, Any]) -> Any:
+    def replaced(self, piece: Piece, reports: Mapping[str | None, Numbers | CategoryReports]) -> Replaced:
         """Return the piece with these columns replaced and all others as they are; missing values stay.
 
         Reports are ``Numbers``, or of categories ``categories.CategoryReports``.
         """
 
     @abc.abstractmethod
-    def select(self, replaced: Any, rows: np.ndarray) -> Any:
+    def select(self, replaced: Replaced, rows: np.ndarray) -> Replaced:
         """Return a replaced piece without the rows whose mask is false; of a file that is ``droppable``."""
 
     @abc.abstractmethod
-    def reordered(self, pieces: Sequence[Any], order: np.ndarray) -> Iterator[Any]:
+    def reordered(self, pieces: Sequence[Replaced], order: np.ndarray) -> Iterator[Replaced]:
         """Yield the rows of all replaced pieces in another order."""
 
     @abc.abstractmethod
-    def size(self, replaced: Any) -> int:
+    def size(self, replaced: Replaced) -> int:
         """Return the bytes that holding a replaced piece takes."""
 
     @abc.abstractmethod
@@ -97,15 +103,15 @@ class Source(abc.ABC):
         """Estimate the size of a file with these columns replaced, without a look at any value."""
 
     @abc.abstractmethod
-    def sink(self, path: Path) -> AbstractContextManager[Callable[[Any], object]]:
+    def sink(self, path: Path) -> AbstractContextManager[Callable[[Replaced], object]]:
         """Open a new file of this format, and yield a function that appends a replaced piece."""
 
     @abc.abstractmethod
-    def rows(self, piece: Any, begin: int, end: int) -> Any:
+    def rows(self, piece: Piece, begin: int, end: int) -> Piece:
         """Return some rows of a piece, to be read and not to be replaced."""
 
     @abc.abstractmethod
-    def place(self, piece: Any, row: int, start: int) -> str:
+    def place(self, piece: Piece, row: int, start: int) -> str:
         """Return how an error names a row of a piece whose first row is ``start``."""
 
     def not_kept(self, output: Path) -> list[str]:
@@ -113,7 +119,7 @@ class Source(abc.ABC):
         return []
 
 
-def ahead(pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+def ahead(pieces: Generator[Piece, None, None]) -> Generator[Piece, None, None]:
     """Yield the pieces, the next of which is read while one is worked on."""
     with closing(pieces), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
         following = reader.submit(next, pieces, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dpkernels.cli.files.arrays import ArrayFile
@@ -19,4 +20,5 @@ def converted(source: Source, written: Layout | None) -> Source:
 
 def open_source(path: Path, layout: Layout) -> Source:
     """Return a file whose header has been read; ValueError if it is not a readable file of that format."""
-    return {"parquet": ParquetFile, "npy": ArrayFile}.get(layout.kind, DelimitedFile)(path, layout)
+    formats: dict[str, Callable[[Path, Layout], Source]] = {"parquet": ParquetFile, "npy": ArrayFile}
+    return formats.get(layout.kind, DelimitedFile)(path, layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NO_CODEC = "NONE"
 
 
-def writer_options(footer: FileMetaData, replaced: Collection[str] = ()) -> dict[str, Any]:
+def writer_options(footer: FileMetaData, replaced: Collection[str] = ()) -> dict[str, object]:
     """Return the options of ``pyarrow.parquet.ParquetWriter`` for a file like this one.
 
     Some writers decide by the values of a column whether it gets a dictionary, statistics or compression. So replaced
@@ -79,12 +79,12 @@ def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups
     return lines
 
 
-def _chunks(footer: FileMetaData) -> Iterator[Any]:
+def _chunks(footer: FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:
     for group in map(footer.row_group, range(footer.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
 
-def _codec(chunk: Any) -> str:
+def _codec(chunk: pq.ColumnChunkMetaData) -> str:
     return _NO_CODEC if chunk.compression == "UNCOMPRESSED" else chunk.compression
 
 
@@ -98,8 +98,7 @@ def _all_int96(schema: pq.ParquetSchema) -> bool:
 # Rows of a piece, and about its bytes, at most: they bound the memory of wide tables. Powers of two.
 PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
-_BUFFER_BYTES = 1 << 20  # read of a column at once
-_REMOTE_BYTES = 1 << 23  # the same from a store, where a request takes 10 to 50 ms
+_BUFFER_BYTES, _REMOTE_BYTES = 1 << 20, 1 << 23  # read of a column at once; a request to a store takes 10 to 50 ms
 GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
 _REPORT_BYTES = 8  # of a value that is replaced
 
@@ -115,7 +114,7 @@ class GroupPart:
         return len(self.table)
 
 
-class ParquetFile(Source):
+class ParquetFile(Source[GroupPart, GroupPart]):
     """A Parquet file; types, codecs, row groups and the order of columns and rows are kept, metadata where harmless.
 
     ``groups`` is the range of the row groups that are read, by default all. ``remote`` opens a file of another file
@@ -123,7 +122,11 @@ class ParquetFile(Source):
     """
 
     def __init__(
-        self, path: Path, layout: Layout, groups: tuple[int, int] | None = None, remote: Callable[[], Any] | None = None
+        self,
+        path: Path,
+        layout: Layout,
+        groups: tuple[int, int] | None = None,
+        remote: Callable[[], pa.NativeFile] | None = None,
     ) -> None:
         self.path, self._remote = path, remote
         with self._opened() as file:
@@ -184,7 +187,7 @@ class ParquetFile(Source):
             raise ValueError("holds INT96 timestamps, which wrap around in 2262; write it as a date or in microseconds")
         return super().dates(piece, name, origin)
 
-    def replaced(self, piece: GroupPart, reports: dict[str | None, Any]) -> GroupPart:
+    def replaced(self, piece: GroupPart, reports: Mapping[str | None, Numbers | CategoryReports]) -> GroupPart:
         table = piece.table
         self._replaced = set(map(str, reports))
         for name, report in reports.items():
@@ -272,7 +275,7 @@ class ParquetSink:
     """
 
     def __init__(
-        self, file: pa.NativeFile, options: Callable[[], dict[str, Any]], block_rows: Callable[[], int]
+        self, file: pa.NativeFile, options: Callable[[], dict[str, object]], block_rows: Callable[[], int]
     ) -> None:
         self._file, self._options, self._block_rows = file, options, block_rows
         self._writer: Any = None
@@ -283,7 +286,7 @@ class ParquetSink:
     @classmethod
     @contextmanager
     def opened(
-        cls, path: Path, options: Callable[[], dict[str, Any]], block_rows: Callable[[], int]
+        cls, path: Path, options: Callable[[], dict[str, object]], block_rows: Callable[[], int]
     ) -> Iterator[Callable[[GroupPart], object]]:
         """Yield a function that appends rows to a new file, which is complete at the end."""
         with pa.OSFile(str(path), "wb") as file:

@@ -17,19 +17,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
-from typing import Any
 from urllib.parse import unquote
 
 import click
+import pyarrow as pa
 from pyarrow import fs
 
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.text import display_name
 
-# Kinds of a file, in words that follow its name in errors.
-FILE = "is a file"
-FOLDER = "is a folder"
-GONE = "is gone"
+FILE, FOLDER, GONE = "is a file", "is a folder", "is gone"
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFIFO: "is a pipe", stat.S_IFSOCK: "is a socket"}
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "is a device")
 
@@ -132,22 +129,22 @@ class Place:
         return None if self.uri else Path(self.path)
 
     @property
-    def system(self) -> Any:
+    def system(self) -> fs.FileSystem:
         """Return its file system; every machine that gets the place opens its own."""
         return _system(self.uri)
 
     def child(self, name: str) -> Place:
         return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
 
-    def opened(self) -> Any:
+    def opened(self) -> pa.NativeFile:
         """Return the file, open for random access."""
         return self.system.open_input_file(self.path)
 
-    def read(self) -> Any:
+    def read(self) -> pa.NativeFile:
         """Return the file's bytes as they are: Arrow would unpack one whose name ends in .gz."""
         return self.system.open_input_stream(self.path, compression=None)
 
-    def write(self) -> Any:
+    def write(self) -> pa.NativeFile:
         return self.system.open_output_stream(self.path, compression=None)
 
     def stamp(self) -> tuple[int, int, str]:
@@ -175,11 +172,11 @@ class Place:
 
 
 @lru_cache(maxsize=64)
-def _system(uri: str) -> Any:
+def _system(uri: str) -> fs.FileSystem:
     return _from_uri(uri)[0] if uri else fs.LocalFileSystem()
 
 
-def _from_uri(uri: str) -> tuple[Any, str]:
+def _from_uri(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of an URI, and the path in it. A store that is out of reach is refused in a minute."""
     scheme, _, rest = uri.partition("://")
     if scheme.lower() in ("gs", "gcs") and "retry_limit_seconds=" not in rest:  # Else it takes a quarter of an hour.

@@ -51,12 +51,10 @@ from dpkernels.staging import naming, path_of, sha256_and_size
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 _NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
 # Numbers that are folded into a release's key where there is no column's name, whose hash would be folded in.
-_ARRAY = 0  # for the values of an array
-_ROW_ORDER = 1  # for the order of rows
+_ARRAY, _ROW_ORDER = 0, 1
 # Rows are held in memory to be shuffled.
 MOST_SHUFFLED_BYTES = 1 << 30
-MOST_SHOWN = 10  # values that cannot be perturbed, in a message
-MOST_COUNTED = 1000  # such values; the search ends then
+MOST_SHOWN, MOST_COUNTED = 10, 1000  # values that cannot be perturbed
 _SEARCHED_ROWS = 1 << 8  # among which each of them is looked for
 HELD = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
@@ -175,7 +173,7 @@ def _use(
 
 
 def _columns(
-    spec: ReleaseSpec, source: Source, pieces: Iterable[Any], uses: Mapping[str | None, Any], row: int
+    spec: ReleaseSpec, source: Source, pieces: Iterable[Any], uses: Mapping[str | None, object], row: int
 ) -> Iterator[tuple[Any, dict[str | None, Any], np.ndarray | None]]:
     """Yield each piece with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
     bounds = [
@@ -288,7 +286,7 @@ def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
 
 
 def _bad_values(
-    spec: ReleaseSpec, source: Source, column: Column, piece: Any, start: int, use: Any
+    spec: ReleaseSpec, source: Source, column: Column, piece: Any, start: int, use: object
 ) -> Iterator[RowError]:
     """Yield the faults of a column of a piece whose first row is ``start``, in their order."""
     bounds = None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
@@ -497,7 +495,7 @@ class Request:
         return self.columns
 
 
-def in_days(options: Mapping[str, Any], origin: date | None, where: str) -> dict[str, Any]:
+def in_days(options: Mapping[str, object], origin: date | None, where: str) -> dict[str, Any]:
     """Return the options of a column, whose dates are days since its origin."""
     numbers = dict(options)
     for name, value in options.items():

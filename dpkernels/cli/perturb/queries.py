@@ -42,9 +42,8 @@ from dpkernels.proven import proven
 PARAMETERS = tuple(QUERY_COLUMNS)
 MOST_ROWS = 1 << 21  # They are held in memory, and the sidecar has three numbers of each.
 _LEVELS = 8  # Of ratios of sensitivity to scale, for which there is a table each.
-_DELTA_MARGIN = 2.0**-14  # the share of epsilon that is left for the rounding of noise to integers, which delta pays
-_MAX_ATTEMPTS = 8  # to allocate a budget; each one aims at a lower epsilon than the one before
-_MAX_EXACT_INTEGER = 2.0**53  # Floats hold every whole number up to this.
+_MARGIN, _ATTEMPTS = 2.0**-14, 8  # For the rounding of noise to integers, which delta pays.
+_LARGEST_WHOLE = 2.0**53  # Floats hold every whole number up to this.
 _PUBLIC = "columns of parameters must be public"
 
 
@@ -64,13 +63,13 @@ class QueryRequest:
     def of(cls, columns: Mapping[str, Sequence[str]], together: Sequence[tuple[Decimal, ...]]) -> QueryRequest | None:
         """Return what the options ask for; None if they ask for nothing."""
         names = single({f"{parameter}-column": values for parameter, values in columns.items()})
-        budget = single({"together": together}).get("together")
+        budget: Sequence[Decimal] | None = single({"together": together}).get("together")
         if not names and budget is None:
             return None
         if budget is not None and len(budget) > 2:
             raise click.UsageError(f"--together: {len(budget)} numbers; it is EPS or EPS,DELTA")
         with usage_errors("--together: "):
-            amounts = None if budget is None else parse_budget(*budget)
+            amounts = None if budget is None else parse_budget(budget[0], *budget[1:])
         request = cls({name.removesuffix("-column"): column for name, column in names.items()}, amounts)
         if amounts is None and "weight" in request.columns:
             raise click.UsageError("--weight-column: has the weights of a division; it needs --together EPS[,DELTA]")
@@ -147,9 +146,7 @@ def _numbers(source: Source, piece: Any, name: str, start: int) -> np.ndarray:
     masks = {
         "missing": numbers.missing,
         "not finite": ~np.isfinite(values),
-        "rounded": np.abs(values.astype(np.float64)) > _MAX_EXACT_INTEGER
-        if values.dtype.kind in "iu"
-        else numbers.rounded,
+        "rounded": np.abs(values.astype(np.float64)) > _LARGEST_WHOLE if values.dtype.kind in "iu" else numbers.rounded,
     }
     problems = {
         "missing": "is missing (empty, null, nan); every row needs its parameters",
@@ -236,7 +233,7 @@ def build(
         return name, exact_sampler(made), arguments
 
 
-def _chosen(name: str, options: Mapping[str, Any], queries: Queries) -> tuple[str, dict[str, Any]]:
+def _chosen(name: str, options: Mapping[str, object], queries: Queries) -> tuple[str, dict[str, Any]]:
     """Return the mechanism that a choice selects, which depends on the budget alone, and the options of all rows."""
     if name not in CHOICES:
         return name, dict(options)
@@ -251,7 +248,7 @@ def _chosen(name: str, options: Mapping[str, Any], queries: Queries) -> tuple[st
 
 
 @contextmanager
-def _errors_of_rows(options: Mapping[str, Any]) -> Iterator[None]:
+def _errors_of_rows(options: Mapping[str, object]) -> Iterator[None]:
     """Let errors of options be usage errors, and those of rows failures that show a value on a terminal alone."""
     try:
         yield
@@ -267,7 +264,7 @@ def _errors_of_rows(options: Mapping[str, Any]) -> Iterator[None]:
 
 @proven("filters#proof")
 def _allocated(
-    mechanism: str | None, options: Mapping[str, Any], queries: Queries, budget: EpsilonDelta
+    mechanism: str | None, options: Mapping[str, object], queries: Queries, budget: EpsilonDelta
 ) -> tuple[str, ExactBatch, dict[str, Any]]:
     """Return additive noise whose tables together have the budget, of least weighted variance."""
     from accountants.charges import ALLOWANCE, batch_bound
@@ -286,10 +283,10 @@ def _allocated(
     batch = Additive(_noise(name, shared, budget), np.array(sensitivity))
     epsilon, delta = float(budget.epsilon), float(budget.delta)
     if delta:
-        epsilon *= 1 - _DELTA_MARGIN
+        epsilon *= 1 - _MARGIN
     levels = _LEVELS if queries.rows > _LEVELS else None
     allowance = ALLOWANCE if delta else Fraction(1)
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in range(_ATTEMPTS):
         allocation = allocate_claims(batch, epsilon=epsilon, delta=delta, weights=weights, levels=levels)
         sampler = exact_sampler(allocation.mechanism)
         bound = batch_bound(sampler.certificate, budget.delta) * allowance
@@ -299,7 +296,7 @@ def _allocated(
     raise CertificateError(f"--together: the tables of all rows together have epsilon {float(bound):.9g}")
 
 
-def _better_noise(sensitivity: np.ndarray, weights: Any, options: Mapping[str, Any], budget: EpsilonDelta) -> str:
+def _better_noise(sensitivity: np.ndarray, weights: Any, options: Mapping[str, object], budget: EpsilonDelta) -> str:
     """Return Laplace or Gaussian noise, by their weighted variances in closed form."""
     if options:
         raise click.UsageError(f"--mechanism: missing; {flag(next(iter(options)))} is an option of one")
@@ -315,7 +312,7 @@ def _better_noise(sensitivity: np.ndarray, weights: Any, options: Mapping[str, A
     return "laplace" if laplace <= gaussian else "gaussian"
 
 
-def _noise(name: str, options: Mapping[str, Any], budget: EpsilonDelta) -> Any:
+def _noise(name: str, options: Mapping[str, object], budget: EpsilonDelta) -> Any:
     """Return the noise of a mechanism with the whole budget and sensitivity 1, of which the shape counts."""
     constructor = named(name)
     if "sensitivity" not in constructor.options or constructor.is_central:
@@ -460,7 +457,7 @@ def stated_queries(release: Mapping[str, Any], certificate: Any) -> StatedQuerie
     return StatedQueries(columns, together, certificate)
 
 
-def _stated_budget(amounts: Any) -> EpsilonDelta:
+def _stated_budget(amounts: object) -> EpsilonDelta:
     if type(amounts) is not dict or amounts.keys() != set(EpsilonDelta._fields):
         raise CertificateError(f"queries: together: {brief(amounts)} is no budget")
     if not all(type(text) is str for text in amounts.values()):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge
     from dpkernels.cli.perturb.queries import Queries
 
-FORMAT = 4  # The format of sidecars that are written.
+FORMAT = 4
 _READ = (3, FORMAT)  # In format 3, certificates held their integers themselves.
 CONFIDENCE = 0.95  # of the interval of a true value behind a released one
 MOST_DECIMALS = 15  # of reports that are rounded
@@ -62,7 +62,7 @@ class StatedGuarantee:
     limits: str = ""  # why a value may be refused, if not for an interval of the user's
     is_local: bool = True  # whether any two valid inputs are neighbours
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         names = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
         return {name: getattr(self, name) for name in names}
 
@@ -158,7 +158,7 @@ class Column:
     def guarantee(self) -> StatedGuarantee:
         return guarantee(self.sampler.certificate)
 
-    def to_dict(self, decimals: int | None) -> dict[str, Any]:
+    def to_dict(self, decimals: int | None) -> dict[str, object]:
         """Return a JSON form with the certificate, and without anything secret."""
         half_widths = interval(self.sampler.certificate, decimals)
         drawing = getattr(self.sampler, "drawing", None)
@@ -205,7 +205,7 @@ class RowOptions:
     shuffle: bool = False  # whether rows are put into a random order
     shuffleable: bool = True  # whether they could be: not the rows of a dataset, which are nowhere held together
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
 
     def notices(self) -> list[str]:
@@ -258,7 +258,7 @@ class ReleaseSpec:
         """Return the guarantee of a row."""
         return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form of everything that decides about the reports of given values, but the key."""
         return {
             "columns": [column.to_dict(self.row_options.decimals) for column in self.columns],
@@ -322,7 +322,7 @@ class WrittenFile:
     rows: int = 0
     source: str = ""  # the name of the file whose rows it has, if it is one of several
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         if not self.name:
             return {"sha256": self.sha256, "bytes": self.size}
         return {
@@ -437,7 +437,7 @@ def parse_sidecar(text: str) -> dict[str, Any]:
     return form
 
 
-def _check(where: str, form: Any, fields: dict[str, Rule]) -> None:
+def _check(where: str, form: object, fields: dict[str, Rule]) -> None:
     if type(form) is not dict:
         raise ValueError(f"{where.removesuffix('.') or 'JSON'}: {brief(form)} must be an object")
     for name, (words, is_right) in fields.items():

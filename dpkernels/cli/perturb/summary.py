@@ -7,7 +7,7 @@ import shlex
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dpkernels.budgets.filters import format_amount
 from dpkernels.cli.calendar import date_text
@@ -30,6 +30,9 @@ from dpkernels.decimals import format_number, rational, shortest
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.two_point import TwoPoint
+
+if TYPE_CHECKING:
+    from dpkernels.mechanisms.base import Mechanism
 
 # The least delta at which composed values are accounted.
 _COMPOSED_DELTA = 1e-9
@@ -115,7 +118,7 @@ def _belief(epsilon: float, delta: float, is_local: bool, inputs: str = "rows") 
     return f"{guess} is right in at most {right}"
 
 
-def summary_dict(release: Release, places: Places) -> dict[str, Any]:
+def summary_dict(release: Release, places: Places) -> dict[str, object]:
     """Return the same for programs."""
     target, sidecar = (None, None) if places is None else map(str, places)
     spec = release.spec
@@ -184,7 +187,7 @@ def _composition(column: Column, values: int) -> str:
     )
 
 
-def _questions(mechanism: Any) -> str:
+def _questions(mechanism: Mechanism) -> str:
     """Return which questions the reports of a bounded mechanism answer well, and the option for the others."""
     if isinstance(mechanism, PrefixPlan):
         return f"good for the most frequent values, which `dpkernels estimate` finds; values: {describe(mechanism)}"

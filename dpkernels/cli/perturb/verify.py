@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -58,13 +58,16 @@ from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
 
-_MAX_TEXT = 500  # of a text that is printed whole, such as a hash or a sentence
-_MAX_PROBLEMS = 10  # that one message lists
+if TYPE_CHECKING:
+    from dpkernels.exact.certificate import Certificate
+
+_LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
+_MOST_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
 _VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout", "queries"}
 
 
-def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
+def can_report(certificate: Certificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
     """Return whether the certificate's table can make each value, of the type of reports; ``slack`` is for rounding."""
     if isinstance(certificate, MixtureCertificate):
         return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
@@ -81,7 +84,7 @@ def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.n
         return inside & (np.abs(place - np.rint(place)) <= rounding)
 
 
-def _rounding_in_steps(certificate: Any, dtype: np.dtype, slack: float) -> float:
+def _rounding_in_steps(certificate: Certificate, dtype: np.dtype, slack: float) -> float:
     """Return how far, in steps, rounding may move reports from a table's grid; by half a step, any number is one."""
     if isinstance(certificate, MixtureCertificate):
         return max(_rounding_in_steps(component, dtype, slack) for component in (certificate.first, certificate.second))
@@ -143,19 +146,19 @@ def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any
     return [(path.with_name(entry["name"]), {**entry, "columns": written["columns"]}) for entry in written["parts"]]
 
 
-def _stated(claims: set[Any]) -> str:
+def _stated(claims: set[object]) -> str:
     """Return the claims of parameters in words."""
     return ", ".join(map(brief, claims)) or "no claim"
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _check_same(word: str, stated: Any, actual: Any, where: str = "its columns") -> None:
+def _check_same(word: str, stated: object, actual: object, where: str = "its columns") -> None:
     if type(stated) is not type(actual) or stated != actual:
         texts = [
-            value if isinstance(value, str) and len(value) <= _MAX_TEXT else brief(value) for value in (stated, actual)
+            value if isinstance(value, str) and len(value) <= _LONGEST else brief(value) for value in (stated, actual)
         ]
         raise CertificateError(f"{word}: the file says {texts[0]}, {where} {texts[1]}")
 
@@ -185,8 +188,8 @@ def _verified_output(
         except CertificateError as error:
             problems.append(text_of(error))
     if problems:
-        more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
-        raise CertificateError("; ".join([*problems[:_MAX_PROBLEMS], *more]))
+        more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
+        raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
     result = "every perturbed value is one that its mechanism can release"
     if coarse:
         result = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to distinguish from other numbers"
@@ -194,7 +197,9 @@ def _verified_output(
     return f"ok: {place}, {form['rows']} rows; SHA-256 is right; {result}"
 
 
-def _check_file(form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]) -> set[str]:
+def _check_file(
+    form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: Mapping[str, object]
+) -> set[str]:
     """Check a file; return the columns whose reports are too coarse to distinguish from other numbers."""
     _check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
     _check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
@@ -255,7 +260,9 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
     return start // source.values_per_row, coarse
 
 
-def _check_categories(form: dict[str, Any], column: VerifiedColumn, source: Source, piece: Any, start: int) -> None:
+def _check_categories(
+    form: Mapping[str, object], column: VerifiedColumn, source: Source, piece: Any, start: int
+) -> None:
     mechanism = _rebuilt(column.form).mechanism
     _, good, missing = reports_of(source.labels(piece, column.form["column"]), mechanism, source.markers)
     good = np.where(missing, form["missing"] == "keep", good)
@@ -280,7 +287,7 @@ class Findings:
         """Verify a release by its sidecar; see ``verify``."""
         return cls(path, *verify(path))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form."""
         statements = []
         for line in map(public, self.lines):
@@ -348,7 +355,7 @@ _MEANINGS = {
 }
 
 
-def _declared(name: str, value: Any) -> str:
+def _declared(name: str, value: object) -> str:
     """Return a field that is declared, with its meaning where that is known."""
     text = json.dumps(value)
     meaning = _MEANINGS.get(name, {}).get(text)
@@ -469,7 +476,7 @@ class MechanismCertificate:
     sampler: ExactSampler
     options: Mapping[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         sampler, values = self.sampler, parameters(self.sampler.mechanism)
         if is_categorical(sampler.certificate):
             return {"mechanism": self.name, "parameters": values, "certificate": sampler.certificate.to_dict()}
