@@ -80,7 +80,7 @@ class Batchable:
     def __iter__(self) -> Iterator[Self]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self, index: object) -> Self:
         """Return an entry, or the batch of some entries, as NumPy indexes an array of the batch's shape."""
         if not (shape := self.batch_shape):
             raise TypeError(f"{type(self).__name__} is a single one; it has no entries")
@@ -98,7 +98,7 @@ class Batchable:
             return True
         if type(other) is not type(self):
             return NotImplemented
-        kind: Any = type(self)
+        kind: object = type(self)
         if (compared := _compared(kind)) is None:
             return True
         own, others = compared(self), compared(other)
@@ -270,11 +270,6 @@ def stacked(entries: Sequence[T], shape: tuple[int, ...]) -> T:
     return jax.tree.unflatten(structures[0], columns)
 
 
-def plain_if_equal(column: np.ndarray) -> Any:
-    """Return the number that all entries of a column have, or the column."""
-    return column[0] if (column == column[0]).all() else column
-
-
 def check_fits(shape: tuple[int, ...], batch_shape: tuple[int, ...], name: str = "x") -> None:
     """Refuse values whose last axes are not those of a batch: no value is broadcast, since it would be used twice."""
     if batch_shape and tuple(shape[max(0, len(shape) - len(batch_shape)) :]) != batch_shape:
@@ -331,7 +326,7 @@ def freeze(item: Batchable) -> None:
         raise ValueError(f"parameters: broadcast to shape {shape}; a batch has one entry or more")
 
 
-def _frozen(name: str, value: Any) -> Any:
+def _frozen(name: str, value: object) -> Any:
     if isinstance(value, list):
         checks.no_list(name, value)
     if isinstance(value, tuple):

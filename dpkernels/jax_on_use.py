@@ -65,12 +65,12 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[..., T], /) -> Callable[..., T]: ...
 
 
-def jit(**options: Any) -> Decorator:
+def jit(**options: object) -> Decorator:
     """Return a decorator that is ``jax.jit`` with options."""
     return lambda function: _wrapped(function, lambda: import_module("jax").jit(function, **options))
 
 
-def custom_jvp(*rules: Any, whole: Any = None, **options: Any) -> Decorator:
+def custom_jvp(*rules: Any, whole: Any = None, **options: object) -> Decorator:
     """Return a decorator that is ``jax.custom_jvp`` with ``defjvps(*rules)``, or ``defjvp(whole)``."""
 
     def decorated(function: Callable[..., T]) -> Callable[..., T]:
@@ -87,7 +87,7 @@ def custom_jvp(*rules: Any, whole: Any = None, **options: Any) -> Decorator:
     return decorated
 
 
-def _wrapped(function: Callable[..., T], wrap: Callable[[], Any]) -> Callable[..., T]:
+def _wrapped(function: Callable[..., T], wrap: Callable[[], Callable[..., T]]) -> Callable[..., T]:
     return _OnCall(function, wrap) if _is_deferred else wrap()
 
 
@@ -102,7 +102,7 @@ class _OnCall(Generic[T]):
         import_now()
         return self._wrap()
 
-    def __call__(self, *arguments: Any, **options: Any) -> T:
+    def __call__(self, *arguments: object, **options: object) -> T:
         return self._function(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:

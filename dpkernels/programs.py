@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def is_compiling() -> bool:
     return isinstance(jax.device_put(np.float32(0)), Tracer)  # Unlike arithmetic this compiles nothing outside of one.
 
 
-def in_one_program(*, quickly: bool = False, **options: Any) -> Decorator:
+def in_one_program(*, quickly: bool = False, **options: object) -> Decorator:
     """Return a decorator: outside ``jit`` the function is one program, instead of one for each operation.
 
     ``quickly`` compiles it as one that runs a few times, but where the arguments are differentiated: JAX takes compiler

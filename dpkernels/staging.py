@@ -20,7 +20,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedIOBase, BufferedRandom
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 try:
     import fcntl
@@ -241,7 +244,7 @@ def check_space(folder: Path, size: int) -> None:
         raise OSError(errno.ENOSPC, problem, str(folder))
 
 
-def write_png(figure: Any, target: Path) -> None:
+def write_png(figure: Figure, target: Path) -> None:
     """Write a picture of matplotlib, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -24,9 +24,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dpkernels.decimals import rational
 from dpkernels.proven import proven
 
-_MAX_FLOAT = Fraction(sys.float_info.max)  # The largest float: greater amounts are refused.
-_MAX_DIGITS = 400  # after the point, of an amount that is printed in full
-_MAX_PLACES = 1000  # after the point, of a Decimal: the fraction of one with a huge exponent would fill the memory
+_LARGEST = Fraction(sys.float_info.max)
+_MOST_DIGITS = 400  # after the point, of an amount that is printed in full
+_MOST_PLACES = 1000  # after the point, of a Decimal: the fraction of one with a huge exponent would fill the memory
 
 
 class EpsilonDelta(NamedTuple):
@@ -37,9 +37,6 @@ class EpsilonDelta(NamedTuple):
 
     def __str__(self) -> str:
         return f"epsilon {format_amount(self.epsilon)}, delta {format_amount(self.delta)}"
-
-    def __repr__(self) -> str:
-        return f"EpsilonDelta(epsilon={format_amount(self.epsilon)}, delta={format_amount(self.delta)})"
 
 
 class Rho(NamedTuple):
@@ -54,16 +51,16 @@ class Rho(NamedTuple):
 Amounts = TypeVar("Amounts", EpsilonDelta, Rho)
 
 
-def amount(name: str, value: Any) -> Fraction:
+def amount(name: str, value: object) -> Fraction:
     """Return a finite number of at least 0 as a fraction: a float as the decimal it prints as, others as they are."""
     # An array without axes, such as a number of JAX, holds a scalar of NumPy.
     number = value.__array__()[()] if hasattr(value, "__array__") and not getattr(value, "mask", False) else value
     with suppress(ValueError, ArithmeticError):  # of NaN and infinities
         if (exact := _exact(number)) is None:
             raise TypeError(f"{name}: {value!r} is not a number of a type whose exact value is known")
-        if 0 <= exact <= _MAX_FLOAT:
+        if 0 <= exact <= _LARGEST:
             return exact
-    raise ValueError(f"{name}: {value} is not a finite number of at least 0, with up to {_MAX_PLACES} decimal places")
+    raise ValueError(f"{name}: {value} is not a finite number of at least 0, with up to {_MOST_PLACES} decimal places")
 
 
 def _exact(number: Any) -> Fraction | None:
@@ -74,14 +71,14 @@ def _exact(number: Any) -> Fraction | None:
         return rational(number)
     if isinstance(number, Rational):
         return Fraction(int(number.numerator), int(number.denominator))
-    if isinstance(number, Decimal) and number.is_finite() and abs(int(number.as_tuple().exponent)) > _MAX_PLACES:
+    if isinstance(number, Decimal) and number.is_finite() and abs(int(number.as_tuple().exponent)) > _MOST_PLACES:
         raise ValueError
     if getattr(getattr(number, "dtype", None), "kind", "") == "V":  # bfloat16 and others that a float holds exactly
         number = float(number)
     return Fraction(*map(int, number.as_integer_ratio())) if hasattr(number, "as_integer_ratio") else None
 
 
-def parse_charge(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
+def parse_charge(epsilon: Any, delta: object = 0) -> EpsilonDelta:
     """Return the cost of a charge: two numbers, or the claimed epsilon and delta of a certificate or a mechanism."""
     if not hasattr(epsilon, "epsilon"):
         return EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
@@ -111,7 +108,7 @@ def _claimed(name: str, value: Any) -> Fraction:
     return max(amount(name, value), rational(value))
 
 
-def parse_budget(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
+def parse_budget(epsilon: object, delta: object = 0) -> EpsilonDelta:
     """Return a budget; epsilon must be positive and finite, and delta in [0, 1)."""
     budget = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     if budget.epsilon == 0:
@@ -133,10 +130,10 @@ def minus(amounts: Amounts, other: Amounts) -> Amounts:
 
 def format_amount(amount: Fraction) -> str:
     """Return an amount in decimals, exactly, or with "about" where its decimals do not end."""
-    near = float(min(amount, _MAX_FLOAT))
+    near = float(min(amount, _LARGEST))
     if rational(near) == amount:
         return repr(near).removesuffix(".0")
-    for places in range(_MAX_DIGITS + 1):
+    for places in range(_MOST_DIGITS + 1):
         if 10**places % amount.denominator == 0:
             digits = str(amount.numerator * (10**places // amount.denominator)).rjust(places + 1, "0")
             return f"{digits[:-places]}.{digits[-places:]}" if places else digits
@@ -200,7 +197,7 @@ class _Charged(Generic[Amounts]):
         """Return every charge, the first first."""
         return tuple(self._charges)
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         raise TypeError(
             f"{type(self).__name__}: cannot be copied, because a copy would not count the charges of the other"
         )
@@ -236,7 +233,7 @@ class _Limited(_Charged[Amounts]):
 
 
 class _ByEpsilonDelta(_Charged[EpsilonDelta]):
-    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Charge[EpsilonDelta]:
+    def charge(self, epsilon: object, delta: object = 0, label: str = "") -> Charge[EpsilonDelta]:
         """Charge a query. Run the query only after this returns.
 
         ``epsilon`` is a number, or a certificate or mechanism that has both, for one report of it. To charge all that a
@@ -295,7 +292,7 @@ class ConcentratedFilter(_Limited[Rho]):
         if self.budget.rho == 0:
             raise ValueError("rho: a budget of 0 allows no charge")
 
-    def charge(self, rho: Any, label: str = "") -> Charge[Rho]:
+    def charge(self, rho: object, label: str = "") -> Charge[Rho]:
         """Charge a query. Run the query only after this returns. The errors are those of ``Filter.charge``."""
         return self._charge(Rho(amount("rho", rho)), label)
 

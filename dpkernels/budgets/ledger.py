@@ -43,7 +43,7 @@ from dpkernels.proven import proven
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
-_VERSION = 2  # of the tables of a ledger, where SQLite keeps a user's version
+_VERSION = 2
 JOURNALS = ("-journal", "-wal")  # endings of the names of files that SQLite keeps beside a ledger
 # ``voids`` is the number of the charge that an entry voids, and empty for a charge.
 _TABLES = {
@@ -143,7 +143,7 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
 
 
 @proven("filters#proof")
-def verify_rows(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> LedgerState:
+def verify_rows(budgets: Sequence[Sequence[object]], charges: Iterable[Sequence[object]]) -> LedgerState:
     """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
     ``budgets`` are rows of (ledger, created, epsilon, delta, head), of which there must be one. ``charges`` are rows of
@@ -207,7 +207,7 @@ def storable(amounts: EpsilonDelta) -> EpsilonDelta:
     return amounts
 
 
-def _hash(*fields: Any) -> str:
+def _hash(*fields: object) -> str:
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
@@ -230,7 +230,7 @@ class Ledger:
         self._made = set[tuple[int, int]]()  # processes, and the charges that they may still void
         self.statement()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state of a copy, which cannot void what this object has charged."""
         return self.__dict__ | {"_made": set()}
 
@@ -238,8 +238,8 @@ class Ledger:
     def create(
         cls,
         path: str | os.PathLike[str],
-        epsilon: Any,
-        delta: Any = 0,
+        epsilon: object,
+        delta: object = 0,
         *,
         timeout: float = 10.0,
         like: Path | None = None,
@@ -273,7 +273,7 @@ class Ledger:
             self._seen = _later(last_seen, _read(connection))
             return self._seen
 
-    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> LedgerState:
+    def charge(self, epsilon: object, delta: object = 0, label: str = "") -> LedgerState:
         """Charge a query. Run the query only after this returns: then the charge is on the disk and survives a crash.
 
         ``epsilon`` is a number, or a certificate or mechanism that has both, for one report of it. To charge all that a
@@ -292,7 +292,7 @@ class Ledger:
         self._made.add((os.getpid(), after.entries[-1].id))
         return after
 
-    def rehearse(self, epsilon: Any, delta: Any = 0) -> LedgerState:
+    def rehearse(self, epsilon: object, delta: object = 0) -> LedgerState:
         """Check that a charge would succeed: make it, roll it back before it is written to disk, and return the ledger.
 
         It raises the errors of ``charge``.

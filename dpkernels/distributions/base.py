@@ -77,15 +77,15 @@ class Noise(Batchable, abc.ABC):
         """Return the density at z."""
 
     @abc.abstractmethod
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Any:
         """Return the log density at z, on a grid the log probability; -inf outside the support."""
 
     @abc.abstractmethod
-    def cdf(self, z: Real) -> Any:
+    def cdf(self, z: Real) -> Real:
         """Return P(Z <= z), accurate in the lower tail."""
 
     @abc.abstractmethod
-    def icdf(self, u: RealArray) -> Any:
+    def icdf(self, u: RealArray) -> Real:
         """Return the smallest z with cdf(z) >= u."""
 
     @property
@@ -100,7 +100,7 @@ class Noise(Batchable, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def absolute_moment(self) -> Any:
+    def absolute_moment(self) -> Real:
         """Return E|Z|."""
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -122,7 +123,7 @@ class Reweighted(Distribution):
         inside = self.kernel.moment(power, self.low, self.high)
         return (self.outside * whole_moment + (1 - self.outside) * inside) / self.total
 
-    def _in_parts(self, integral: Any, a: Real, b: Real) -> RealArray:
+    def _in_parts(self, integral: Callable[[Real, Real], RealArray], a: Real, b: Real) -> RealArray:
         """Return the weighted sum of the kernel's integrals over the parts of [a, b]."""
         xp = namespace(a, b, self.low)
         inside = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))

@@ -132,7 +132,7 @@ def _about_inverse(tail: Real, nu: float) -> RealArray:
     xp = namespace(tail)
     a = 1 / (nu - 0.5)
     b = 48 / a**2
-    c: Any = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    c: Real = ((20700 * a / b - 98) * a - 16) * a + 96.36
     d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * nu
     y = (2 * d * tail) ** (2 / nu)
     far = ((1 / (((nu + 6) / (nu * y) - 0.089 * d - 0.822) * (nu + 2) * 3) + 0.5 / (nu + 4)) * y - 1) * (nu + 1)
@@ -153,7 +153,7 @@ def _tail(t: Real, nu: float) -> RealArray:
     return xp.where(small, near, far)
 
 
-def _tail_and_slope(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _tail_and_slope(nu: float, primals: tuple[Real], tangents: tuple[Real]) -> tuple[Real, Real]:
     """Return minus the density times dt; the beta function's own derivative is not finite at t = 0."""
     return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dpkernels.decimals import shortest
@@ -51,7 +49,7 @@ class Counts:
     def __repr__(self) -> str:
         return f"Counts({self.total:,} reports, {len(self.numbers):,} different ones are possible)"
 
-    def add(self, reports: Any) -> Counts:
+    def add(self, reports: object) -> Counts:
         """Count more reports, of any shape and of any kind that ``perturb`` returns; return the same counts.
 
         Numbers may be float64 or float32, and may have been written as text. Missing ones are ignored. If a number is

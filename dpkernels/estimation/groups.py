@@ -11,7 +11,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.release import containers
 
 
-def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: Any) -> dict[Any, Any]:
+def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: object) -> dict[Any, Any]:
     """Return the estimate of each group of reports, by the group's label, in the order of first appearance.
 
     Args:

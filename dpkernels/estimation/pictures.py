@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-_COLOUR = "C0"  # the colour of all numbers
-_ALPHA = 0.3  # the opacity of their intervals
-_HEADROOM = 1.15  # the height of axes over that of their highest band
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOUR, _BAND = "C0", 0.3  # The colour of all numbers, and the opacity of their intervals.
+_ROOM = 1.15  # the height of axes over that of their highest band
 
 
 def draw_intervals(
@@ -19,7 +21,7 @@ def draw_intervals(
 
     The line is dotted where the interval includes 0: the data do not show that there is anything.
     """
-    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_ALPHA, linewidth=0, label=interval)
+    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_BAND, linewidth=0, label=interval)
     shown = low > 0
     ax.hlines(value[shown], left[shown], right[shown], color=_COLOUR, linewidth=2, label="estimate")
     if not shown.all():
@@ -30,12 +32,12 @@ def draw_intervals(
     ax.legend(frameon=False, loc="upper center", ncols=3, fontsize="small", columnspacing=1.2, handlelength=1.6)
 
 
-def share_scale(axes: Sequence[Any]) -> None:
+def share_scale(axes: Sequence[Axes]) -> None:
     """Give axes that share their scale the same end, with room for a legend above the bands."""
-    axes[0].set_ylim(0, _HEADROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
+    axes[0].set_ylim(0, _ROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
 
 
-def set_labels(ax: Any, x: Any, y: Any) -> None:
+def set_labels(ax: Any, x: str, y: str) -> None:
     """Name the axes by names of columns, in which a dollar sign is no formula."""
     ax.set_xlabel(str(x), parse_math=False)
     ax.set_ylabel(str(y), parse_math=False)

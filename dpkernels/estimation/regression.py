@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,7 @@ class Regression:
     slopes: Moment  # in the order of the columns
 
 
-def least_squares(target: object, columns: Sequence[Any]) -> Regression:
+def least_squares(target: object, columns: Sequence[object]) -> Regression:
     """Return the least squares of the values behind one column on those behind others, as if there were no noise.
 
     With z the columns' values and a one, and t the target's, it solves mean(z z') beta = mean(z t). The squares in
@@ -162,7 +161,7 @@ def _check_definite(M: np.ndarray, z: np.ndarray, regressors: Sequence[CentredCo
         )
 
 
-def _columns(named: Sequence[tuple[str, Any, bool]]) -> list[CentredColumn]:
+def _columns(named: Sequence[tuple[str, object, bool]]) -> list[CentredColumn]:
     """Return columns of one length, given with their names, and whether their squares are needed."""
     columns = [_column(*description) for description in named]
     lengths = {column.name: len(column.values) for column in columns}
@@ -173,7 +172,7 @@ def _columns(named: Sequence[tuple[str, Any, bool]]) -> list[CentredColumn]:
     return columns
 
 
-def _column(name: str, column: Any, squares: bool) -> CentredColumn:
+def _column(name: str, column: object, squares: bool) -> CentredColumn:
     if not isinstance(column, tuple):
         values = numbers_of(name, column).reshape(-1).astype(np.float64)
         if not np.isfinite(values).all():

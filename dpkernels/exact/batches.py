@@ -15,12 +15,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves, plain_if_equal
+from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves
 from dpkernels.bounded_json import brief
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.sampler import Derived, ExactSampler, Stacked
 from dpkernels.jax_on_use import Tracer
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import RealArray
+from dpkernels.pytrees import PyTree
 
 MOST_TABLES = 1 << 12  # Of a batch: they take a megabyte each.
 _MOST_ENTRIES = 1 << 24  # Of a certificate that is read.
@@ -186,7 +189,7 @@ class ExactBatch:
             return Stack(np.array(numbers), type(samplers[0]).stacked(samplers), words)
         (sampler,) = samplers
 
-        def reports(x: Any, words: Any, _place: Any, _table: Any) -> Any:
+        def reports(x: RealArray, words: PyTree, _place: PyTree, _table: PyTree) -> Any:
             return sampler.reports(x, *words)
 
         return Stack(np.array(numbers), Stacked(reports, ()), words)
@@ -201,10 +204,7 @@ class ExactBatch:
 
     @cached_property
     def places(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """Return, for every stack, the numbers of every entry's place; a plain one where all entries have the same.
-
-        Those of entries of other stacks are 0.
-        """
+        """Return, for every stack, the numbers of every entry's place; those of entries of other stacks are 0."""
         return tuple(self._places(stack) for stack in self.stacks)
 
     def _places(self, stack: Stack) -> tuple[np.ndarray, ...]:
@@ -218,7 +218,7 @@ class ExactBatch:
                 if i == len(columns):
                     columns.append(np.zeros(len(self.certificate.table_of), np.asarray(values).dtype))
                 columns[i][entries] = values
-        return tuple(map(plain_if_equal, columns))
+        return tuple(columns)
 
     @cached_property
     def table_numbers(self) -> tuple[tuple[np.ndarray, ...], ...]:
@@ -230,9 +230,9 @@ class ExactBatch:
         rank[stack.tables] = np.arange(len(stack.tables))
         own_rank = rank[self.certificate.table_of]
         columns = stack.stacked.tables
-        return tuple(plain if np.ndim(plain := plain_if_equal(c)) == 0 else c[own_rank] for c in columns)
+        return tuple(column[0] if (column == column[0]).all() else column[own_rank] for column in columns)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the fields alone: cached values are made again from them."""
         return {name: getattr(self, name) for name in ("mechanism", "certificate", "samplers")}
 
@@ -241,10 +241,10 @@ Tables = tuple[tuple[ExactSampler, ...], np.ndarray, dict[str, np.ndarray]]
 
 
 def exact_batch(
-    mechanism: Any,
-    in_units: Any,
+    mechanism: Mechanism,
+    in_units: Mechanism,
     exact_sampler: Callable[[Any], ExactSampler],
-    shared_tables: Callable[[Any], Tables | None],
+    shared_tables: Callable[[Mechanism], Tables | None],
 ) -> ExactBatch:
     """Return the verified sampler of a batch, with a table for every kind of entry, or tables that many kinds share.
 
@@ -273,7 +273,7 @@ def exact_batch(
     return ExactBatch(map_leaves(lambda leaf, _: leaf, mechanism), certificate, samplers)
 
 
-def _own_tables(flat: Any, kinds: np.ndarray, exact_sampler: Callable[[Any], ExactSampler]) -> Tables | None:
+def _own_tables(flat: Mechanism, kinds: np.ndarray, exact_sampler: Callable[[Any], ExactSampler]) -> Tables | None:
     """Return a table for every kind of entry; None if there are too many.
 
     Where a table does not fit an entry of its kind, since a bin is a whole number of grid points, this entry starts a

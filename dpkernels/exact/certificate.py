@@ -42,7 +42,7 @@ def moments(weights: list[int], places: Sequence[int]) -> tuple[int, int]:
     return sum(products), sum(map(mul, products, places))
 
 
-def integers(name: str, values: Any, limit: int) -> list[int]:
+def integers(name: str, values: object, limit: int) -> list[int]:
     """Return a list of at most ``most`` integers, or raise a ValueError; ``frozen_weights`` checks their range."""
     if type(values) is not list or len(values) > limit:
         raise ValueError(f"{name}: {brief(values)} is not a list of at most {limit} integers")
@@ -148,7 +148,7 @@ class Certificate(abc.ABC):
     def _parts(self) -> dict[str, Any]:
         return {name: getattr(self, attribute) for name, attribute in self.parts.items()}
 
-    def _check(self, payload: dict[str, Any]) -> None:
+    def _check(self, payload: Mapping[str, object]) -> None:
         """Check that a payload states exactly what the integers give."""
         # Parts that are certificates have been checked by themselves.
         read = {name: payload[name] for name, piece in self._parts().items() if isinstance(piece, Certificate)}

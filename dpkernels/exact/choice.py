@@ -16,12 +16,12 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import rational
+from dpkernels.numerics import RealArray
 from dpkernels.random import host
 
 # The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``sampler``.
@@ -32,7 +32,7 @@ _ITEM_STREAM = 24  # 21 to 23 and 30 are those of ``categories``, 27 to 29 those
 EPSILON_RANGE = (1e-4, 20.0)
 _RUN_EPSILON_RANGE = Fraction(1, 10**8), Fraction(20)  # of runs: eps is a part of a budget there
 LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
-_MAX_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
+_MOST_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 _NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
 
@@ -53,7 +53,7 @@ def uniform_number(key: bytes, number: int, stream: int = CHOICE_UNIFORM_STREAM)
     return leading
 
 
-def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.ndarray:
+def exponential_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> np.ndarray:
     """Return k different indices, each chosen by the exponential mechanism among those that are left, as int64.
 
     In order of discovery, they are distributed as the indices of the k largest eps s_i + Gumbel noise (Durfee & Rogers
@@ -70,7 +70,7 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
 
 
 def chosen_in_turn(
-    scores: Any, epsilon: float, k: int, choose: Callable[[np.ndarray, Fraction, int], int]
+    scores: RealArray, epsilon: float, k: int, choose: Callable[[np.ndarray, Fraction, int], int]
 ) -> np.ndarray:
     """Return k different indices as int64, each by ``choose(scores that are left, eps, number of the choice)``.
 
@@ -93,7 +93,9 @@ def chosen_in_turn(
     return chosen
 
 
-def exponential_item(scores: Any, lengths: Any, epsilon: Fraction, key: bytes, number: int = 0) -> tuple[int, int]:
+def exponential_item(
+    scores: np.ndarray, lengths: np.ndarray, epsilon: Fraction, key: bytes, number: int = 0
+) -> tuple[int, int]:
     """Return (run, item): one item, chosen by the exponential mechanism, of runs of items that have the same score.
 
     Run i has ``lengths[i]`` items of weight e^(eps s_i). The run is chosen with the exact probability of all its items,
@@ -110,7 +112,7 @@ def exponential_item(scores: Any, lengths: Any, epsilon: Fraction, key: bytes, n
     if not _RUN_EPSILON_RANGE[0] <= epsilon <= _RUN_EPSILON_RANGE[1]:
         raise ValueError(f"epsilon: {float(epsilon):g} is not within 1e-8..20")
     values, copies = checks.integers("scores", scores), checks.integers("lengths", lengths)
-    if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MAX_ITEMS:
+    if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MOST_ITEMS:
         raise ValueError(f"lengths: must be {len(values)} integers of at least 0, with a sum of 1 to 2^32")
     if not -LARGEST_SCORE <= int(values.min()) <= int(values.max()) <= LARGEST_SCORE:
         raise ValueError(f"scores: {values.min()} to {values.max()} is not within -2^61..2^61")

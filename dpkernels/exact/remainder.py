@@ -11,7 +11,7 @@ docs/proofs/vectors.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -70,7 +70,7 @@ class Remainder:
         """Return the sampler, random word -> code - first, int32."""
         return alias_kernel(alias_columns(self.weights, self.bits))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         return {"rest": self.rest, "weights": self.weights.tolist(), "first": self.first}
 
     @classmethod

@@ -13,11 +13,10 @@ docs/proofs/endless_noise.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -28,10 +27,9 @@ from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 
-# Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge.
-EDGE = (1 << 61) + (1 << 21)
-# The largest code of the tail, at which it stops: the report is then the edge, whatever the input.
-FARTHEST = (1 << 62) + (1 << 22)
+# Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge. A
+# code of the tail stops at the largest one, at which the report is the edge, whatever the input.
+EDGE, FARTHEST = (1 << 61) + (1 << 21), (1 << 62) + (1 << 22)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +68,11 @@ class Tail:
         """Return the sampler, random word -> t, or L for a further block, int32."""
         return alias_kernel(alias_columns([*self.block.tolist(), self.further], self.bits))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         return {"rest": self.rest, "block": self.block.tolist()}
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any], bits: int) -> Tail:
+    def from_dict(cls, payload: Mapping[str, object], bits: int) -> Tail:
         """Return the tail in a payload, after a check of types and sizes only."""
         block = frozen_weights(integers("block", payload["block"], MOST_WEIGHTS))
         return cls(integer("rest", payload["rest"]), block, bits)

@@ -252,7 +252,7 @@ class Parabolic(Bounded):
 
 
 @jit(inline=True, static_argnums=4)
-def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
+def _sample(mechanism: Mechanism, key: Array, start: tuple[Real, Real], x: Array, inverse: bool) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
     y = _reparameterised_reports(mechanism, u, x, inverse)
@@ -267,7 +267,7 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: 
     return _sample(mechanism if inverse else mechanism.sampler(), key, words, x, inverse)
 
 
-def _reparameterised_reports(mechanism: Any, u: Real, x: Real, inverse: bool) -> Array:
+def _reparameterised_reports(mechanism: Mechanism, u: Real, x: Real, inverse: bool) -> Array:
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.

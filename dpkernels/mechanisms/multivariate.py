@@ -18,9 +18,7 @@ from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import simulation_key_of
 
-# Labels of ``fold_in`` for a simulation key.
-_START = 0  # the first of the coordinates that are reported
-_REPORTS = 1  # the reports of these coordinates
+_START, _REPORTS = 0, 1  # fold_in labels of a simulation key.
 
 
 @partial(pytree, static=("dimensions", "sampled"))
@@ -83,7 +81,7 @@ class Multivariate:
         """Return inputs on [-1, 1]."""
         return (x - self._middle) / self._half
 
-    def mean(self, x: Real) -> Any:
+    def mean(self, x: Real) -> RealArray:
         return floating(x)
 
     def variance(self, x: RealArray) -> RealArray:
@@ -92,7 +90,7 @@ class Multivariate:
         return (rate * (self.coordinate.variance(z) + z**2) - z**2) * self._half**2
 
     @property
-    def central_variance(self) -> Any:
+    def central_variance(self) -> Real:
         return self.variance(self._middle)
 
     @property

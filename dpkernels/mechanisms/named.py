@@ -186,7 +186,7 @@ def base_of(base: Any) -> Base | None:
 
 
 def multivariate(
-    *, dimensions: int, epsilon: Real, lower: Real, upper: Any, sampled: int | None = None, coordinate: str = "hybrid"
+    *, dimensions: int, epsilon: Real, lower: Real, upper: Real, sampled: int | None = None, coordinate: str = "hybrid"
 ) -> Multivariate:
     """Return a mechanism on vectors of d coordinates that reports s of them, each with eps/s.
 
@@ -221,7 +221,7 @@ def _share(epsilon: Any, count: int) -> Real:
     return first_feasible(floats_from(epsilon / count, 0.0), lambda share: count * Fraction(repr(share)) <= total)
 
 
-def _optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Bounded:
+def _optimal_local(*, epsilon: float, lower: float, upper: float) -> Bounded:
     return optimal(epsilon=epsilon, lower=lower, upper=upper)
 
 

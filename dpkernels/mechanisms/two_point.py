@@ -108,7 +108,7 @@ class Mixture(Parabolic):
         if all(end is not None for end in ends) and not np.all((ends[0] == ends[2]) & (ends[1] == ends[3])):
             raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         entry = super().__getitem__(index)
         is_second = not entry.batch_shape and checks.concrete(entry.weight) is not None and entry.weight == 0
         return entry.second if is_second else entry

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,7 @@ from pyarrow.pandas_compat import get_logical_type
 from dpkernels.bounded_json import parse_json
 
 _FIELD_ID = re.compile(rb"-?[0-9]{1,10}")
-_EXTENSION = b"ARROW:extension:name"  # the key of a field's metadata that has the name of its extension type,
-_PARAMETERS = b"ARROW:extension:metadata"  # and the key that has the type's parameters
+_EXTENSION, _PARAMETERS = b"ARROW:extension:name", b"ARROW:extension:metadata"
 _SUBTYPE = rb"u?int(8|16|32|64)|float|double|timestamp\[(s|ms|us|ns)\]"
 # Extension types by name, each with the texts that its parameters may have.
 _EXTENSIONS = {
@@ -95,7 +95,7 @@ class _Relabelled:
     def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
         self._batch, self._schema = batch, schema
 
-    def __arrow_c_array__(self, requested_schema: Any = None) -> tuple[Any, Any]:
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
         return self._schema.__arrow_c_schema__(), self._batch.__arrow_c_array__()[1]
 
 
@@ -218,7 +218,7 @@ def _described(schema: pa.Schema) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def _pandas(schema: pa.Schema, description: dict[str, Any]) -> dict[str, Any]:
+def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> dict[str, Any]:
     """Return the description that pandas reads, from the columns.
 
     Of an older one only references to columns are copied, and names of types in a fixed vocabulary.
@@ -242,7 +242,7 @@ def _pandas(schema: pa.Schema, description: dict[str, Any]) -> dict[str, Any]:
     labels = [[level.get("pandas_type"), level.get("numpy_type")] for level in levels]
     if not all(isinstance(name, str) and name in _LABELS for pair in labels for name in pair):
         labels = []
-    encoding: dict[Any, Any] = {"unicode": {"encoding": "UTF-8"}}
+    encoding: dict[object, object] = {"unicode": {"encoding": "UTF-8"}}
     return {
         "index_columns": [name for name in index if name in names] if isinstance(index, list) else [],
         "column_indexes": [
@@ -254,11 +254,11 @@ def _pandas(schema: pa.Schema, description: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _dicts(content: Any) -> list[dict[str, Any]]:
+def _dicts(content: object) -> list[dict[str, Any]]:
     return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 
-def _is_named(description: dict[str, Any]) -> bool:
+def _is_named(description: Mapping[str, object]) -> bool:
     return isinstance(description.get("field_name") or description.get("name"), str)
 
 

@@ -27,11 +27,10 @@ from dpkernels.release import containers
 from dpkernels.release.engines import CORES
 from dpkernels.release.inputs import InputError
 
-MISSING = -1  # the code of a row without a value
-UNKNOWN = -2  # the code of a value that is no category
+MISSING, UNKNOWN = -1, -2  # codes of rows without a value, and of values that are no category
 
-_PIECE_ROWS = 1 << 16  # rows that a thread perturbs at a time, at least
-_PROGRESS_ROWS = 1 << 26  # rows from which on a terminal shows a progress bar
+_PIECE = 1 << 16  # rows that a thread perturbs at a time, at least
+_LONG_WORK = 1 << 26
 _NEEDED = '; every row needs a category, or missing="keep" or missing="drop"'
 
 Wrap = Callable[[np.ndarray, np.ndarray | None], Any]
@@ -55,8 +54,8 @@ def is_categorical(mechanism: object) -> bool:
 
 
 def perturb_categories(
-    x: Any,
-    mechanism: Any,
+    x: object,
+    mechanism: object,
     *,
     missing: str,
     secret: Any,
@@ -64,7 +63,7 @@ def perturb_categories(
     clip: bool,
     progress: bool | None,
     start: int,
-    devices: Any,
+    devices: object,
 ) -> Any:
     """Return the reports of a column of categories; the arguments are those of ``perturb``, with the key's secret."""
     if clip:
@@ -105,7 +104,7 @@ def released_reports(
     mechanism = sampler.mechanism
     checks.integer_in("start: the index after the last row", start + len(codes), 0, sampler.most_rows)
     out = np.empty((len(codes), *mechanism.report_shape), mechanism.report_dtype)
-    rows = sampler.rows * -(-_PIECE_ROWS // sampler.rows)
+    rows = sampler.rows * -(-_PIECE // sampler.rows)
     first = -start % rows  # Pieces begin at multiples of the rows whose noise is drawn together.
     ends = list(pairwise(sorted({0, *range(first, len(codes), rows), len(codes)})))
 
@@ -114,7 +113,7 @@ def released_reports(
         out[begin:end] = sampler.reports(codes[begin:end], key, start + begin)
         return end - begin
 
-    with bar(len(codes), progress, len(codes) >= _PROGRESS_ROWS) as moved:
+    with bar(len(codes), progress, len(codes) >= _LONG_WORK) as moved:
         if len(ends) == 1:
             moved(advance=release(ends[0]))
         else:
@@ -125,7 +124,7 @@ def released_reports(
 
 
 def checked(
-    codes: np.ndarray, value_of: Callable[[int], Any], own: Categorical | PrefixPlan, missing: str
+    codes: np.ndarray, value_of: Callable[[int], object], own: Categorical | PrefixPlan, missing: str
 ) -> np.ndarray:
     """Return codes with unknown values replaced, or raise an error that names the first row without a category."""
     unknown = codes == UNKNOWN
@@ -195,7 +194,7 @@ def _prefix_codes(x: Any, plan: PrefixPlan) -> tuple[np.ndarray, Callable[[int],
     return codes, lambda row: int(values[np.searchsorted(rows, row)])
 
 
-def _of_kind(own: Categorical, is_text: bool, held: Any) -> None:
+def _of_kind(own: Categorical, is_text: bool, held: object) -> None:
     """Refuse values of another kind than the categories."""
     if is_text != (own.labels is not None and isinstance(own.labels[0], str)):
         known = "codes, which are integers" if own.labels is None else f"{type(own.labels[0]).__name__} labels"
@@ -221,7 +220,7 @@ def _object_codes(values: Any, own: Categorical) -> np.ndarray:
     """Return the code of every object by its own value and type alone: True and 1.0 equal 1, and are no integers."""
     known = None if own.labels is None else {label: code for code, label in enumerate(own.labels)}
 
-    def code(value: Any) -> int:
+    def code(value: object) -> int:
         if is_missing_value(value):
             return MISSING
         if not isinstance(value, str | int | np.integer) or isinstance(value, bool):
@@ -234,7 +233,7 @@ def _object_codes(values: Any, own: Categorical) -> np.ndarray:
     return np.array([code(value) for value in values], np.int64)
 
 
-def is_missing_value(value: Any) -> bool:
+def is_missing_value(value: object) -> bool:
     """Return whether an object stands for no value: None, NaN, or pandas' NA and NaT, which have no truth value."""
     is_nan = isinstance(value, float | np.floating) and math.isnan(value)
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
@@ -303,7 +302,7 @@ def _polars_codes(x: Any, own: Categorical) -> np.ndarray:
     return found.fill_null(MISSING).to_numpy().astype(np.int64)
 
 
-def _arrow_codes(x: Any, own: Categorical) -> np.ndarray:
+def _arrow_codes(x: object, own: Categorical) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -324,7 +323,7 @@ def _arrow_codes(x: Any, own: Categorical) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _wrap(x: Any, own: Categorical) -> Wrap:
+def _wrap(x: object, own: Categorical) -> Wrap:
     """Return the function from reports, and a mask of missing ones or None, to a container like x."""
     labels = own.labels if own.kind == "category" else None
     match containers.kind(x):
@@ -348,7 +347,7 @@ def _single(report: Real, labels: Any) -> Any:
     return report if np.ndim(report) else int(report)
 
 
-def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: object) -> Any:
     values = reports if labels is None else np.array(labels)[reports]
     if mask is not None:
         wide = np.broadcast_to(mask.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
@@ -356,7 +355,7 @@ def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) ->
     return values.reshape(values.shape[1:])[()] if np.ndim(x) == 0 else values
 
 
-def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: object) -> Any:
     import pyarrow as pa
 
     if reports.ndim > 1:  # Sets are binary values of one length.
@@ -367,7 +366,7 @@ def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> A
     return codes if labels is None else pa.DictionaryArray.from_arrays(codes, pa.array(labels))
 
 
-def _arrow_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+def _arrow_column(x: object, reports: np.ndarray, mask: np.ndarray | None, labels: object) -> object:
     import pyarrow as pa
 
     array = _arrow_array(reports, mask, labels)

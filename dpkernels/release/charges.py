@@ -28,11 +28,11 @@ SAME_PEOPLE, DIFFERENT_PEOPLE = ROWS = ("same-people", "different-people")
 class Chargeable(Protocol):
     """An object that refuses or keeps charges, such as a ledger, a filter or an odometer."""
 
-    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Any:
+    def charge(self, epsilon: object, delta: object = 0, label: str = "") -> Any:
         """Charge (epsilon, delta), or raise an error."""
 
 
-def is_statistic(certificate: Any) -> bool:
+def is_statistic(certificate: object) -> bool:
     """Return whether neighbouring values are within a sensitivity, as those of statistics, and not any two values."""
     return isinstance(certificate, AdditiveCertificate) or getattr(certificate, "sensitivity", None) is not None
 
@@ -105,7 +105,7 @@ def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic:
 
 
 @proven("filters#proof")
-def charge(ledger: Chargeable, x: Any, samplers: Any, rows: str | None, label: str) -> str:
+def charge(ledger: Chargeable, x: object, samplers: object, rows: str | None, label: str) -> str:
     """Charge a ledger for the release of x, and return the charge in words."""
     if isinstance(ledger, type) or not callable(getattr(ledger, "charge", None)):
         raise TypeError(f"ledger: {ledger!r} cannot be charged; open a file with accountants.Ledger(path)")

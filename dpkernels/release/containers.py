@@ -41,24 +41,24 @@ def _named(cls: type) -> tuple[str, ...]:
     return tuple(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
 
-def kind(x: Any) -> str:
+def kind(x: object) -> str:
     """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     libraries = (name.partition(".")[0] for name in _names(x))
     other = "jax" if isinstance(x, Array) else "other"
     return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), other)
 
 
-def is_table(x: Any) -> bool:
+def is_table(x: object) -> bool:
     """Return whether x has named columns."""
     return not {"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"}.isdisjoint(_names(x))
 
 
-def is_ray_dataset(x: Any) -> bool:
+def is_ray_dataset(x: object) -> bool:
     """Return whether x is a ``ray.data.Dataset``."""
     return "ray.Dataset" in _names(x)
 
 
-def check_kind(x: Any) -> None:
+def check_kind(x: object) -> None:
     """Raise a TypeError for what looks like a column or a table but cannot be perturbed, with advice."""
     for name in _INSTEAD.keys() & _names(x):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
@@ -287,7 +287,7 @@ def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:
     return series.to_numpy(), lambda reports: type(series)(series.name, reports)
 
 
-def _pyarrow_numbers(column: Any) -> Any:
+def _pyarrow_numbers(column: object) -> Any:
     """Return an Arrow column without a dictionary."""
     if type(column).__name__ == "Table":
         raise TypeError("x: a pyarrow Table needs a mechanism a column, as a dict")
@@ -312,7 +312,7 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
     return np.asarray(values), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)
 
 
-def check_may_lack_values(x: Any) -> None:
+def check_may_lack_values(x: object) -> None:
     """Refuse what ``missing`` is not for: single numbers, and arrays that have no mask."""
     if isinstance(x, int | float | np.generic):
         raise TypeError("missing: is for arrays and columns; x is one number")
@@ -358,7 +358,7 @@ def fill_missing(x: Any, mask: np.ndarray) -> Any:
     return filled.set_axis(x.index) if kind(x) == "pandas" else filled
 
 
-def with_missing(reports: Any, mask: np.ndarray, like: Any) -> Any:
+def with_missing(reports: Any, mask: np.ndarray, like: object) -> Any:
     """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
 
     The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in

@@ -28,7 +28,7 @@ from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.release.process import check_process, own_settings
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_WORKERS = min(CORES, 9)  # Threads: at most as many as cores, because the caller's thread works, too.
+_WORKERS = min(CORES, 9)
 # Values per chunk on a CPU device; eight times that on an accelerator.
 _DEVICE_CHUNK = 1 << 18
 
@@ -105,7 +105,7 @@ def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
 
 
 @lru_cache(maxsize=64)
-def check_words(device: Any) -> None:
+def check_words(device: object) -> None:
     """Refuse a device whose program for ChaCha20 makes other words than OpenSSL."""
     key, first, expected = bytes(range(32)), (1 << 32) - 100, np.empty(1 << 14, "<u4")
     host.fill(expected, key, BITS_STREAM, first)
@@ -136,7 +136,7 @@ def in_chunks(
     *,
     start: int = 0,
     row: int | None = None,
-    advance: Callable[[int], Any] = lambda _: None,
+    advance: Callable[[int], object] = lambda _: None,
 ) -> np.ndarray:
     """Return the engine's reports of x, piece by piece; of several errors, the first in the order of x is raised.
 
@@ -163,7 +163,7 @@ def in_chunks(
     return out if x.ndim == 1 else out.reshape(x.shape)
 
 
-def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int], Any], count: int) -> int:
+def _release_pieces(release: Callable[[int, int], int], advance: Callable[[int], object], count: int) -> int:
     """Release nearly equal pieces of a vector in this thread and in those of a pool, and return the number of values.
 
     ``release`` takes two indices; ``advance`` is called in this thread with the size of every completed piece. Of

@@ -35,8 +35,8 @@ from dpkernels.release.ray_data import perturb_dataset
 
 Advance = Callable[[int], Any]
 
-_PROGRESS_VALUES = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
-_MAX_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
+_LONG_WORK = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
+_MOST_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
 _ROWS = 1 << 16  # The number of vectors that are checked and released at once, which bounds the memory of copies.
 
 
@@ -127,7 +127,7 @@ def perturb(
     """
     check_process()
     if type(start) is not int or start:
-        start = checks.integer_in("start", start, 0, _MAX_VALUES)
+        start = checks.integer_in("start", start, 0, _MOST_VALUES)
         if start and not exact:
             raise ValueError(f"start: {start} is for a release; a simulation is not made in parts")
         if start and key is None:
@@ -197,7 +197,7 @@ def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label
         raise
 
 
-def _is_batch(mechanism: Any) -> bool:
+def _is_batch(mechanism: object) -> bool:
     return isinstance(mechanism, ExactBatch) or bool(getattr(mechanism, "batch_shape", None))
 
 
@@ -205,7 +205,7 @@ def _no_missing(missing: str) -> ValueError:
     return ValueError(f"missing: {missing!r}; a batch has a mechanism for every value, so none may be missing")
 
 
-def _check_batches(x: Any, samplers: Any, *, clip: bool, missing: str, **_: Any) -> None:
+def _check_batches(x: Any, samplers: Any, *, clip: bool, missing: str, **_: object) -> None:
     """Refuse, before a charge, values that do not fit a batch or its intervals."""
     columns = [(x[name], each) for name, each in samplers.items()] if isinstance(samplers, dict) else [(x, samplers)]
     for values, sampler in columns:
@@ -245,11 +245,11 @@ def _perturb_column(
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
         start *= math.prod(array.shape if is_one_row else array.shape[1:])
-        checks.integer_in("start: the index of the last value", start + array.size, 0, _MAX_VALUES)
+        checks.integer_in("start: the index of the last value", start + array.size, 0, _MOST_VALUES)
     try:
-        if array.size < _PROGRESS_VALUES and not progress:
+        if array.size < _LONG_WORK and not progress:
             return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start, devices))
-        with bar(array.size, progress, array.size >= _PROGRESS_VALUES) as moved:
+        with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
             return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start, devices))
     except InputError as error:
         raise _at_index(error, array.shape) from None
@@ -289,7 +289,9 @@ def _secret(key: Array | None, exact: bool) -> Any:
 
 
 @singledispatch
-def _reports(sampler: Any, secret: Any, x: RealArray, clip: bool, advance: Advance, first: int, devices: Any) -> Any:
+def _reports(
+    sampler: object, secret: Any, x: RealArray, clip: bool, advance: Advance, first: int, devices: object
+) -> Any:
     """Return reports of a NumPy or JAX array, whose first value is value ``first`` of the release."""
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
@@ -391,7 +393,9 @@ def _(
     return reports
 
 
-def _perturb_ray_dataset(x: Any, mechanisms: Any, missing: str, clip: bool, progress: Any, **options: Any) -> Any:
+def _perturb_ray_dataset(
+    x: object, mechanisms: object, missing: str, clip: bool, progress: object, **options: object
+) -> Any:
     if missing != "refuse":
         raise ValueError(f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets")
     if not isinstance(mechanisms, Mapping) or not mechanisms:
@@ -418,7 +422,7 @@ def _check_missing(x: Any, mechanism: Any) -> np.ndarray:
     return is_missing
 
 
-def _check_columns(table: Any, mechanisms: Any) -> None:
+def _check_columns(table: object, mechanisms: object) -> None:
     """Refuse mechanisms that do not name columns of the table."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")

@@ -37,7 +37,7 @@ class BlockSecrets:
     hashes: bytes
 
 
-def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
+def perturb_dataset(dataset: Any, mechanisms: Mapping[str, object], clip: bool = False) -> Any:
     """Perturb some columns of a ``ray.data.Dataset``, and return it with reports in their places; see ``perturb``.
 
     The whole dataset is computed once and kept in Ray's object store, as are its reports. The key is generated here and

@@ -15,7 +15,7 @@ from jax import Array
 
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import AdditiveVector, check_shape
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import Real, RealArray
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.engines import check_words
@@ -143,7 +143,7 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> RealArray:
     )
 
 
-def with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:
+def with_keys_of_their_own(reports: Callable[..., Real]) -> Callable[..., Any]:
     """Return a function of key and values over both of which ``vmap`` maps."""
     guarded = jax.custom_batching.custom_vmap(reports)
 

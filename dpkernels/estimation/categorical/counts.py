@@ -31,12 +31,11 @@ from dpkernels.release import containers
 from dpkernels.release.categories import MISSING, UNKNOWN, codes_of, is_missing_value
 
 # The most different reports that are counted one by one, eight bytes each.
-_MAX_COUNTED = 1 << 27
+_MOST_COUNTED = 1 << 27
 _CHUNK = 1 << 15  # sets that are unpacked at once
 _BLOCK_BYTES = 1 << 15  # of sets that are added to others bit by bit, which stay in a core's cache
 # More reports than 2^40 are counted by the high and the low bits of their numbers, which floating point holds exactly.
-_EXACT_BITS = 40
-_PART_BITS = 20  # the low bits
+_EXACT_BITS, _PART_BITS = 40, 20
 _BYTE = 255  # Sums of so many bits fit into a byte.
 
 
@@ -64,7 +63,7 @@ class CategoryCounts:
         self.certificate: CategoryCertificate = sampler.certificate
         self.total = 0  #: the number of reports
         size = self.mechanism.categories if self.mechanism.kind == "set" else self.mechanism.outcomes
-        if size > _MAX_COUNTED:
+        if size > _MOST_COUNTED:
             raise ValueError(
                 f"mechanism: its {size:.3g} different reports are too many to count; heavy hitters of large domains "
                 "are found by prefixes"
@@ -223,7 +222,7 @@ def _counted_bits(rows: np.ndarray, categories: int) -> np.ndarray:
     return total
 
 
-def plain_reports(reports: Any, mechanism: Categorical) -> np.ndarray:
+def plain_reports(reports: object, mechanism: Categorical) -> np.ndarray:
     """Return reports of any container as integers, or sets as (n, bytes), without missing ones.
 
     A ``ReportError`` names the first one that the mechanism cannot have made.

@@ -22,9 +22,8 @@ from dpkernels.estimation.intervals import Interval
 from dpkernels.mechanisms.categorical.base import Categorical
 
 # Entries of the matrix of reports and categories from which the likelihood is computed.
-_MAX_ENTRIES = 1 << 27
-_GAP_TOLERANCE = 1e-6  # the distance of the mean log likelihood from its maximum at which a search ends
-_MAX_ITERATIONS = 20_000  # steps of expectation maximisation
+_MOST_ENTRIES = 1 << 27
+_GAP, _MOST_STEPS = 1e-6, 20_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +63,7 @@ class CategoryNumbers:
 class TopCategory:
     """One of the categories with the largest estimated numbers of people."""
 
-    category: Any  #: its label, or its code if there are no labels
+    category: object  #: its label, or its code if there are no labels
     count: float
     interval: tuple[float, float]  #: of its number, which holds together with those of all other categories
 
@@ -193,7 +192,7 @@ class CategoryEstimate:
         else:
             rows, numbers = np.unique(plain_reports(reports, mechanism), axis=0, return_counts=True)
             times = numbers.astype(float)
-        if len(rows) * mechanism.categories > _MAX_ENTRIES:
+        if len(rows) * mechanism.categories > _MOST_ENTRIES:
             raise ValueError(
                 f"reports: {len(rows)} different ones of {mechanism.categories} categories are too many for the "
                 "likelihood; the estimates of counts and shares need no matrix"
@@ -228,8 +227,8 @@ def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: floa
 
     theta = np.full(d, 1 / d)
     g, value = gradient(theta)
-    for _ in range(_MAX_ITERATIONS):
-        if (gap := float(g.max()) - 1) <= _GAP_TOLERANCE:
+    for _ in range(_MOST_STEPS):
+        if (gap := float(g.max()) - 1) <= _GAP:
             return CategoryLikelihood(theta, max(gap, 0.0))
         first = theta * g
         second = first * gradient(first)[0]
@@ -243,4 +242,4 @@ def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: floa
             theta = second / second.sum()
             g, raised = gradient(theta)
         value = raised
-    raise ArithmeticError(f"likelihood: {_MAX_ITERATIONS} steps left a gap of {gap:.3g}; {_GAP_TOLERANCE} is needed")
+    raise ArithmeticError(f"likelihood: {_MOST_STEPS} steps left a gap of {gap:.3g}; {_GAP} is needed")

@@ -39,12 +39,11 @@ from dpkernels.release import containers
 from dpkernels.release.categories import checked, codes_of, released_reports
 
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
-_FIRST_PREFIXES = 1 << 12  # prefixes of the first level, at most
-_STEP_EXTENSIONS = 1 << 6  # extensions of a prefix on the next level, at most
-_MAX_CANDIDATES = 1 << 20  # candidates of a level that are compared, at most
+_FIRST, _STEP = 1 << 12, 1 << 6  # The most prefixes of the first level, and extensions of a prefix.
+_MOST_CANDIDATES = 1 << 20
 MOST_KEPT = 1 << 14  # prefixes of a level
 _ENTRIES = 1 << 22  # of products that are computed at once
-_FLOAT32_INTEGERS = 1 << 24  # float32 holds every whole number below this
+_FLOAT32_INTEGERS = 1 << 24
 _TABULATED = 1 << 18  # different reports
 
 
@@ -119,7 +118,7 @@ class PrefixResponse(PrefixPlan):
                 report[rows] = released_reports(sampler, prefixes[at][rows], children[at])
         return {"level": level, "report": report}
 
-    def codes_of(self, x: Any) -> np.ndarray:
+    def codes_of(self, x: object) -> np.ndarray:
         """Return values as integers in 0..base^length - 1, whose digits are the value's."""
         return checked(*codes_of(x, self), self, "refuse")
 
@@ -186,8 +185,8 @@ class PrefixResponse(PrefixPlan):
                 is_ended = np.repeat(prefixes % self.base == 0, self.base)
                 children = children[~is_ended | (children % self.base == 0)]
             prefixes = children
-        if len(prefixes) > _MAX_CANDIDATES:
-            raise ValueError(f"most: a level has {len(prefixes)} candidates; at most {_MAX_CANDIDATES} are compared")
+        if len(prefixes) > _MOST_CANDIDATES:
+            raise ValueError(f"most: a level has {len(prefixes)} candidates; at most {_MOST_CANDIDATES} are compared")
         return prefixes
 
 
@@ -242,7 +241,7 @@ class PrefixSearch:
         return HeavyHitters(values, (supports / n - q) / (p - q), low, high, people, confidence, about)
 
 
-def _integers(reports: Any, outcomes: int) -> np.ndarray:
+def _integers(reports: object, outcomes: int) -> np.ndarray:
     """Return a column of reports as int64, all of which are in 0..outcomes - 1."""
     found, rows = containers.present_rows(reports)
     if rows is not None:
@@ -283,7 +282,7 @@ def prefix_response(
     *,
     lengths: Sequence[int] | None = None,
     split: str = "people",
-    other: Any = None,
+    other: object = None,
     longer: str = "error",
 ) -> PrefixResponse:
     """Return a plan to find the most frequent values of a domain that is too large to enumerate.
@@ -325,8 +324,8 @@ def prefix_response(
     if base**length > MOST_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
     if lengths is None:
-        first = max((at for at in range(1, length + 1) if base**at <= _FIRST_PREFIXES), default=1)
-        step = max((at for at in range(1, length + 1) if base**at <= _STEP_EXTENSIONS), default=1)
+        first = max((at for at in range(1, length + 1) if base**at <= _FIRST), default=1)
+        step = max((at for at in range(1, length + 1) if base**at <= _STEP), default=1)
         chosen = (*range(first, length, step), length)
     else:
         chosen = tuple(checks.integer_in("lengths", one, 1, length) for one in lengths)

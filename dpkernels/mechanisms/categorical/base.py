@@ -25,8 +25,8 @@ from dpkernels.random.keys import simulation_key_of
 
 # Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
 MOST_CATEGORIES = 1 << 40
-_MAX_LABELS = 1 << 24  # categories with labels
-_MAX_CHANNEL = 1 << 22  # entries of a channel matrix
+_MOST_LABELS = 1 << 24
+_MOST_CHANNEL = 1 << 22  # entries of a channel matrix
 
 Labels = tuple[str, ...] | tuple[int, ...]
 
@@ -56,7 +56,7 @@ class Categorical(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def support_probabilities(self) -> tuple[Any, Any]:
+    def support_probabilities(self) -> tuple[Real, Real]:
         """Return (p, q): the probabilities that a report supports the true category, and another one."""
 
     @property
@@ -80,7 +80,7 @@ class Categorical(abc.ABC):
         """Return the smallest unsigned type of reports."""
 
     @abc.abstractmethod
-    def log_prob(self, reports: Any, x: Any) -> Any:
+    def log_prob(self, reports: RealArray, x: RealArray) -> RealArray:
         """Return the log probability of reports given the codes of true categories."""
 
     @abc.abstractmethod
@@ -144,10 +144,10 @@ class Categorical(abc.ABC):
         """
         if shape := np.shape(self.epsilon):
             raise ValueError(f"channel: epsilon has shape {shape}; a matrix is of one mechanism")
-        if self.outcomes * self.categories > _MAX_CHANNEL:
+        if self.outcomes * self.categories > _MOST_CHANNEL:
             raise ValueError(
                 f"channel: {self.categories} categories have {self.outcomes:.3g} reports; a matrix has at most "
-                f"{_MAX_CHANNEL} entries"
+                f"{_MOST_CHANNEL} entries"
             )
         reports, x = self.all_reports(), np.arange(self.categories)
         return reports, np.exp(np.stack([self.log_prob(reports, np.full(len(reports), code)) for code in x]))
@@ -157,7 +157,7 @@ class Categorical(abc.ABC):
         """Return a description of the values, for errors."""
         return f"one of the {self.categories} categories"
 
-    def label_of(self, code: int) -> Any:
+    def label_of(self, code: int) -> object:
         """Return the label of a code, or the code itself if there are no labels."""
         return int(code) if self.labels is None else self.labels[code]
 
@@ -168,7 +168,7 @@ def _drawn(mechanism: Categorical, key: Array, x: Array) -> Array:
 
 
 def given_or_best(
-    parameter: int | None, name: str, best: Callable[[float, int], int], epsilon: Any, categories: int
+    parameter: int | None, name: str, best: Callable[[float, int], int], epsilon: Real, categories: int
 ) -> int:
     """Return the parameter of a mechanism, by default the best one, whose choice needs a plain epsilon."""
     if parameter is not None:
@@ -177,7 +177,7 @@ def given_or_best(
     return best(checks.number("epsilon", epsilon), categories)
 
 
-def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, int | None]:
+def parse_categories(categories: object, other: object) -> tuple[int, Labels | None, int | None]:
     """Return (number of categories, labels or None, code of the other category or None).
 
     ``categories`` is their number, or a sequence of distinct labels, all strings or all integers. ``other`` is the
@@ -192,7 +192,7 @@ def parse_categories(categories: Any, other: Any) -> tuple[int, Labels | None, i
     labels = [label.item() if isinstance(label, np.generic) else label for label in categories]
     if other is not None and other not in labels:
         labels.append(other)
-    if not 2 <= len(labels) <= _MAX_LABELS:
+    if not 2 <= len(labels) <= _MOST_LABELS:
         raise ValueError(f"categories: {len(labels)} labels; 2 to 2^24 are needed")
     for kind in (str, int):
         if all(type(label) is kind for label in labels):

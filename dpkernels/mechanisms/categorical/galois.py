@@ -14,7 +14,7 @@ import numpy as np
 
 from dpkernels.numerics import Real, RealArray, namespace
 
-MOST_TABLE = 1 << 8  # A table of so many elements squared has 2^16 products.
+MOST_TABLE = 1 << 8
 
 
 def prime_power(number: int) -> tuple[int, int] | None:
@@ -49,7 +49,7 @@ class Field:
             raise ValueError(f"blocks: {q} is neither a prime nor a power of one up to {MOST_TABLE}")
         self.q, (self.r, self.s) = q, power
 
-    def add(self, a: Any, b: Any) -> Any:
+    def add(self, a: np.ndarray, b: np.ndarray) -> Any:
         """Return a + b; integers in 0..q - 1 of any shapes that broadcast."""
         if self.s == 1:
             return (a + b) % self.q

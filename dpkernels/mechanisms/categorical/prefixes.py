@@ -18,8 +18,7 @@ import numpy as np
 from dpkernels.mechanisms.categorical.base import smallest_unsigned
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 
-SPLITS = ("people", "budget")  # what is divided among the levels
-LONGER = ("error", "cut")  # what becomes of longer texts
+SPLITS, LONGER = ("people", "budget"), ("error", "cut")
 _TEXTS = 1 << 16  # that are read at once
 
 
@@ -114,7 +113,7 @@ class PrefixPlan:
         table[[ord(character) for character in alphabet]] = np.arange(1, self.base)
         return table
 
-    def value_of(self, code: int) -> Any:
+    def value_of(self, code: int) -> object:
         """Return the value of a code."""
         if isinstance(self.alphabet, int):
             return code

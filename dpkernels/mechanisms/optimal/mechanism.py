@@ -64,7 +64,7 @@ class Optimal(Bounded):
 
     probabilities: RealArray
     places: tuple[int, ...]
-    reach: Any
+    reach: Real
     spacing: Any
     lower: Real
     upper: Real
@@ -262,7 +262,7 @@ class _Tabulated:
         return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
 
 
-def _taken(table: Any, index: Any) -> Any:
+def _taken(table: Any, index: Any) -> Array:
     return table.at[index].get(mode="promise_in_bounds")
 
 

@@ -22,7 +22,7 @@ from dpkernels.programs import in_one_program
 from dpkernels.pytrees import pytree, tree_leaves, tree_map
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
-_NEWTON_STEPS = 3  # Newton's steps that invert half a window in float32.
+_STEPS = 3  # Newton's steps that invert half a window in float32.
 
 
 @pytree
@@ -169,7 +169,7 @@ class Windowed(Parabolic):
             mass,
             z,
             lambda z: unit * (k * window.inward(z) + self.level * base.inward(start + unit * z)),
-            steps=None if exact else _NEWTON_STEPS,
+            steps=None if exact else _STEPS,
         )
         return z, z
 
@@ -220,7 +220,7 @@ OBJECTIVES = ("worst", "central")
 _XATOL = 1e-10  # Of the logarithms that are searched.
 # The logits of m/2 from m = 1e-5 to 1.99. Quartic bases have two basins, about m = 1, where the scan is dense.
 _LOGITS = np.linspace(-12.0, 5.0, 52)
-_SCANNED_EDGES = 9  # That are scanned, evenly in the logarithm.
+_EDGES = 9  # That are scanned, evenly in the logarithm.
 
 
 def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Real:
@@ -257,7 +257,7 @@ def _possible_height(window: Window, base: Base, width: Real, epsilon: Real, con
     return jnp.where(height > 0, height, jnp.nan)
 
 
-def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Real:
+def _steepest(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
     xp = namespace(*tree_leaves(parameters))
@@ -273,13 +273,13 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Real:
 
 # The largest width at which some v are within the window of every input's and beyond that of another one, 4/3, less
 # what rounding may change.
-_MAX_PLATEAU = 1.33
+_WIDEST_PLATEAU = 1.33
 
 
 def _is_steepest_one(window: Window, base: Base, width: object) -> np.ndarray:
     """Return whether ``_steepest`` is 1 by its formula, since some v has the ceiling 1 and the floor 0, and no base."""
     is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
-    return is_falling & (np.asarray(width) <= _MAX_PLATEAU)
+    return is_falling & (np.asarray(width) <= _WIDEST_PLATEAU)
 
 
 def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
@@ -289,7 +289,7 @@ def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real)
     return np.where(_is_steepest_one(window, base, width), 1.0, np.maximum.reduce(values))
 
 
-def _steepness(v: Real, parameters: tuple[Window, Base, Any, Any]) -> Any:
+def _steepness(v: Real, parameters: tuple[Window, Base, Real, Real]) -> Any:
     window, base, width, epsilon = parameters
     near, far = distances(v, width)
     return (window.ceiling(near) - namespace(v, epsilon).exp(epsilon) * window.floor(far)) / base.density(v)
@@ -318,10 +318,10 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     if namespace(*tree_leaves(parameters)) is np:
         base = _best_quartic(window, epsilon, condition, objective) if base is None else base
         return base, _best_width(window, base, epsilon, condition, objective)[0]
-    axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _SCANNED_EDGES)]
+    axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _EDGES)]
     starts = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes))
 
-    def logits(parameters: tuple[Window, Base | None, Any]) -> np.ndarray:
+    def logits(parameters: tuple[Window, Base | None, Real]) -> np.ndarray:
         window, base, epsilon = tree_map(lambda leaf: plain(np.asarray(leaf, np.float64)), parameters)
         best, width = best_shape(window, base, epsilon, condition, objective)
         x = [-np.log(2 / width - 1)]
@@ -334,7 +334,7 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     return _shape(x, base, epsilon, condition)
 
 
-def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Any) -> Any:
+def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Real) -> Any:
     """Return a function of a base and of numbers at each entry of a batch of them."""
     leaves, structure = jax.tree.flatten(base)
 
@@ -346,7 +346,7 @@ def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Any) 
 
 def _best_shapes(
     window: Window, base: Base | None, epsilon: np.ndarray, condition: str, objective: str
-) -> tuple[Base, Any]:
+) -> tuple[Base, Real]:
     """Return ``best_shape`` of a batch of budgets or bases: all at once where the height has a closed form.
 
     A falling window on a flat base has one up to the width of a plateau. Beyond it the variance is at least that of a
@@ -421,7 +421,7 @@ def _best_quartic(window: Window, epsilon: float, condition: str, objective: str
         return _best_width(window, Quartic(float(np.exp(log_edge))), epsilon, condition, objective)[1]
 
     lowest = float(np.log(lowest_edge(epsilon, condition)))
-    log_edge, value = solve.minimum_near_grid(variance, np.linspace(lowest, 0.0, _SCANNED_EDGES), xatol=_XATOL)
+    log_edge, value = solve.minimum_near_grid(variance, np.linspace(lowest, 0.0, _EDGES), xatol=_XATOL)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
 
 

@@ -172,7 +172,7 @@ class TabulatedWindow(_Tabulated, Window):
         lowest = np.minimum.accumulate if namespace(self._outward) is np else jax.lax.cummin
         return self._at_distance(d, lowest(self._outward))
 
-    def _at_distance(self, d: Real, table: Any) -> Real:
+    def _at_distance(self, d: Real, table: RealArray) -> Real:
         d = floating(d)
         return namespace(d, table).interp(d, like(self.kinks, d), like(table, d), right=0.0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class Window(Shape):
         """Return the height at a distance d in [0, 1] from an end, accurate for small d."""
         return self.density(d)
 
-    def inward_mass(self, d: Real) -> Any:
+    def inward_mass(self, d: Real) -> Real:
         """Return the normalised mass within a distance d in [0, 1/2] of an end, accurate for small d."""
         return self.cdf(d)
 
@@ -66,7 +65,7 @@ class Uniform(FallingWindow):
     def cdf_integral(self, z: Real) -> Real:
         return z**2 / 2
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Real) -> Real:
         return u
 
 
@@ -117,7 +116,7 @@ class Triangle(FallingWindow):
         z = xp.clip(z, 0.0, 1.0)
         return xp.where(z < 0.5, 2 * z**2, 1 - 2 * (1 - z) ** 2)
 
-    def inward_mass(self, d: Real) -> Any:
+    def inward_mass(self, d: Real) -> Real:
         return 2 * d**2
 
     def cdf_integral(self, z: Real) -> Real:
