@@ -23,10 +23,10 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray
 
-_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
-_COORDINATES = 8  # The coordinates of a vector of which events are made one by one.
-_DRAWS = 200_000
-_FARTHEST = 100.0  # The largest epsilon that is looked for.
+_MAX_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
+_MAX_COORDINATES = 8  # The coordinates of a vector of which events are made one by one, at most.
+_DRAWS = 200_000  # The default number of outputs of each input.
+_MAX_EPSILON = 100.0  # The largest epsilon that is looked for.
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _statistics(
         yield "the value", partial(_coordinate, 0)
         return
     size = outputs[0].reshape(len(outputs[0]), -1).shape[1]
-    for k in range(min(size, _COORDINATES)):
+    for k in range(min(size, _MAX_COORDINATES)):
         at = "" if size == 1 else f" of coordinate {k}"
         yield f"the value{at}", partial(_coordinate, k)
         if kind == "f":
@@ -232,15 +232,17 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
     Values that were not seen are in a cell of their own, or in the next interval.
     """
     different, counts = np.unique(values, return_counts=True)
-    if len(different) <= 16 * _CELLS:
-        frequent = different if len(different) <= _CELLS else np.sort(different[np.argsort(-counts)[: 8 * _CELLS]])
+    if len(different) <= 16 * _MAX_CELLS:
+        frequent = (
+            different if len(different) <= _MAX_CELLS else np.sort(different[np.argsort(-counts)[: 8 * _MAX_CELLS]])
+        )
 
         def by_value(each: np.ndarray) -> np.ndarray:
             place = np.minimum(np.searchsorted(frequent, each), len(frequent) - 1)
             return np.where(frequent[place] == each, place, len(frequent))
 
         return by_value, len(frequent) + 1
-    tail = np.geomspace(1e-5, 0.5, _CELLS // 2)
+    tail = np.geomspace(1e-5, 0.5, _MAX_CELLS // 2)
     finite = values[np.isfinite(values)]
     cuts = np.unique(np.quantile(finite, np.concatenate([tail, 1 - tail]))) if len(finite) else np.zeros(1)
 
@@ -304,7 +306,7 @@ def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, e
     def is_refuted(epsilon: float) -> bool:
         return _probability_of_guesses(canaries, guesses, right, epsilon, delta) <= error_rate
 
-    low, high = 0.0, _FARTHEST
+    low, high = 0.0, _MAX_EPSILON
     if not is_refuted(low):
         return 0.0
     for _ in range(60):

@@ -20,7 +20,7 @@ from dpkernels import checks
 from dpkernels.batches import distinct_entries, flat_leaves, map_leaves
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, namespace, plain
+from dpkernels.numerics import Real, largest_of, namespace, plain
 
 _LEVELS = 8  # The most different ratios of a noise's sensitivity to its scale that bounds are computed for.
 # The share by which a ratio is moved to cover the rounding of a sum of up to 2^40 squares, a quotient and a root.
@@ -217,9 +217,7 @@ class LargestGuarantee(Risks):
         return LargestGuarantee(tuple(member.compose(*others) for member in self.terms))
 
     def _largest(self, quantity: Callable[[Any], Any]) -> Real:
-        values = [quantity(member) for member in self.terms]
-        xp = namespace(*values)
-        return plain(xp.stack([xp.asarray(value) for value in values]).max(0))
+        return plain(largest_of([quantity(member) for member in self.terms]))
 
     def _curve_point(self, alpha: float) -> CurvePoint:
         points = [member._curve_point(alpha) for member in self.terms]

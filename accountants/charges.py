@@ -26,7 +26,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven
 
-MOST_REPORTS = 1 << 40
+MOST_REPORTS = 1 << 40  # The most reports that one charge composes.
 # The bound is raised by this share and to this number of digits: other machines, whose sums round differently, and a
 # reader of the printed decimal find it at least as large as their own bound.
 ALLOWANCE = Fraction(1_000_001, 1_000_000)

@@ -18,14 +18,14 @@ from dpkernels.numerics import Boolean, Real, gauss_legendre
 from dpkernels.proven import proven
 
 UNIT = 2.0**-53  # The rounding of a float.
-LOSS_UNITS = 64
-_OF_ENDS = 8  # The roundings of the distance of a knot, and of its shift, of both ends of a piece.
-_ACROSS = 8  # The roundings of 1 of a mass on both sides of 0, beside those of the tails.
+LOSS_UNITS = 64  # A bound on the roundings of a loss and of a tail, for each unit of its size.
+_END_UNITS = 8  # The roundings of the distance of a knot, and of its shift, of both ends of a piece.
+_ZERO_UNITS = 8  # The roundings of 1 of a mass on both sides of 0, beside those of the tails.
 _SAMPLED_UNITS = 16  # The roundings, of itself, of the level before sampling.
-_LEAST = 2.0**-1022  # Smaller tail probabilities are not resolved.
-_EXACT = 1 / 8  # The width times steepness at which 4 nodes are exact to 2^-53.
+_MIN_TAIL = 2.0**-1022  # Smaller tail probabilities are not resolved.
+_ACCURATE_STEEPNESS = 1 / 8  # The width times steepness at which 4 nodes are exact to 2^-53.
 _NODES, _WEIGHTS = gauss_legendre(4)
-_OF_WEIGHTS = 1e-12  # The relative error of the weights of noise, all together.
+_WEIGHT_ERROR = 1e-12  # The relative error of the weights of noise, all together.
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def of_tails(
         return IntervalMasses(p, q, difference, p_error, q_error, off, np.maximum(apart[:-1], apart[1:]))
 
     # Both weights have one factor, which is computed.
-    return LossIntervals(left, right, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _OF_WEIGHTS)
+    return LossIntervals(left, right, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _WEIGHT_ERROR)
 
 
 def _between(
@@ -157,30 +157,30 @@ def _between(
     lower, tail = z < 0, np.empty(x.shape)
     for some, function in ((lower, source.cdf), (~lower, source.sf)):
         tail[some] = function(z[some])
-    error = units * UNIT * (1 + np.abs(np.log(np.maximum(tail, _LEAST)))) * tail + _LEAST
+    error = units * UNIT * (1 + np.abs(np.log(np.maximum(tail, _MIN_TAIL)))) * tail + _MIN_TAIL
     apart = tail[1:] - tail[:-1]
     across = lower[1:] != lower[:-1]
     mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
     start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
-    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ACROSS * UNIT * across)
+    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ZERO_UNITS * UNIT * across)
     if steepness is not None:
         steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
         # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-        narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _EXACT))
+        narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _ACCURATE_STEEPNESS))
         start, width, steep = start[narrow], width[narrow], steep[narrow]
         logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
         by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
         farthest = np.abs(start) + width + abs(shift)
-        rounded = _OF_ENDS * (ends[1:] | ends[:-1])[narrow] * farthest / width
+        rounded = _END_UNITS * (ends[1:] | ends[:-1])[narrow] * farthest / width
         relative = units * (2 + np.abs(logs).max(1, initial=0.0) + steep * farthest) + rounded
-        better = UNIT * relative * by_nodes + _LEAST
+        better = UNIT * relative * by_nodes + _MIN_TAIL
         use = better < error[narrow]
         mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
     return mass, error
 
 
-_SAMPLES = 64  # Of pieces with more levels, losses at so many points.
-_SECANTS = 60  # The most steps for the point at a level; what is left of the distance is counted as an error.
+_MIN_LEVELS = 64  # A piece with so many levels or more is first evaluated at so many points.
+_MAX_SECANTS = 60  # The most steps for the point at a level; what is left of the distance is counted as an error.
 
 
 @proven("brackets#proof-of-1-quadrature")
@@ -204,16 +204,16 @@ def points_at_levels(
     low, high, above, below, still = (each[open_] for each in (low, high, above, below, allowed))
     sign, level, piece = sign[open_], level[open_], piece[open_]
     # Of many levels of one piece, start at losses next to each.
-    for number in np.flatnonzero(np.bincount(piece) >= _SAMPLES):
+    for number in np.flatnonzero(np.bincount(piece) >= _MIN_LEVELS):
         these = np.flatnonzero(piece == number)
-        points = np.linspace(ends[0][number], ends[1][number], _SAMPLES)
-        values = sign[these[0]] * loss(points, np.full(_SAMPLES, number))
-        after = np.clip(np.searchsorted(-values, -sign[these] * level[these]), 1, _SAMPLES - 1)
+        points = np.linspace(ends[0][number], ends[1][number], _MIN_LEVELS)
+        values = sign[these[0]] * loss(points, np.full(_MIN_LEVELS, number))
+        after = np.clip(np.searchsorted(-values, -sign[these] * level[these]), 1, _MIN_LEVELS - 1)
         before, beyond = (values[place] - sign[these] * level[these] for place in (after - 1, after))
         these, after, before, beyond = (each[(before > 0) & (beyond < 0)] for each in (these, after, before, beyond))
         low[these], high[these], above[these], below[these] = points[after - 1], points[after], before, beyond
     side, error = np.zeros(len(open_), int), np.zeros(x.shape)
-    for _ in range(_SECANTS):  # The Illinois method.
+    for _ in range(_MAX_SECANTS):  # The Illinois method.
         if not len(open_):
             break
         share = above / (above - below)

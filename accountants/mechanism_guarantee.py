@@ -17,7 +17,7 @@ from dpkernels import checks
 from dpkernels.batches import flat_leaves
 from dpkernels.numerics import Real, namespace
 
-_SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
+_SYMMETRY_TOLERANCE = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 
 
 def guarantee(mechanism: object, sensitivity: Real | None = None, *, people: str = "same") -> Any:
@@ -46,7 +46,7 @@ def guarantee(mechanism: object, sensitivity: Real | None = None, *, people: str
             mechanism.check()
         odd = checks.concrete(mechanism.symmetry_gap())
         # Pairs that may be asymmetric are composed in both directions.
-        alone = mechanism.may_be_asymmetric or (odd is not None and odd <= _SYMMETRIC)
+        alone = mechanism.may_be_asymmetric or (odd is not None and odd <= _SYMMETRY_TOLERANCE)
         return Guarantee((RepeatedReleases((mechanism,) if alone else (mechanism, mechanism.mirror()), 1),))
     return Guarantee((RepeatedReleases(dominating_pairs(mechanism, sensitivity), 1),))
 

@@ -30,13 +30,13 @@ from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 FEW = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
-_MISSED = 1e-6  # The mass that quadrature may miss by rounding.
-_LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
+_MAX_MISSED_MASS = 1e-6  # The mass that quadrature may miss by rounding.
+_LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # On CPUs, XLA compiles sums of multiples of this number of terms quickly; other lengths need extra code for their ends.
-_ROUND = 32
-_NO_LOSS = 64  # Losses up to this number of roundings of 1 are rounding errors.
-_FEW_PIECES = 12  # Up to this number, pieces are sampled on a grid.
-_CONSTANT = 1e-13  # A piece on which the loss varies by less than this, relatively, has a constant loss.
+_TERM_MULTIPLE = 32
+_ZERO_LOSS_UNITS = 64  # Losses up to this number of roundings of 1 are rounding errors.
+_MAX_SAMPLED_PIECES = 12  # Up to this number, pieces are sampled on a grid.
+_CONSTANT_RTOL = 1e-13  # A piece on which the loss varies by less than this, relatively, has a constant loss.
 
 
 @proven("brackets#proof-of-1-quadrature")
@@ -147,7 +147,7 @@ class SmoothPieces:
         loss = self.loss(x, number)
         p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
         finite = xp.where(xp.isfinite(loss), loss, 0.0)
-        constant = xp.ptp(finite, axis=1, keepdims=True) <= _CONSTANT * (1 + xp.abs(finite))
+        constant = xp.ptp(finite, axis=1, keepdims=True) <= _CONSTANT_RTOL * (1 + xp.abs(finite))
         spacing = xp.where(constant, 0.0, spacing_of(finite))
         return PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))
 
@@ -213,7 +213,7 @@ class PrivacyLossDistribution:
         """
         xp = namespace(self.loss)
         # Rounding errors would be counted twice, and subtracted from the remaining mass.
-        positive = self.loss > _NO_LOSS * xp.finfo(self.loss.dtype).eps
+        positive = self.loss > _ZERO_LOSS_UNITS * xp.finfo(self.loss.dtype).eps
         p, q = xp.where(positive, self.p, 0.0), xp.where(positive, self.q, 0.0)
         pieces = tuple(
             piece.where(piece.loss((piece.left + piece.right) / 2, np.arange(len(piece.left))) > 0)
@@ -242,7 +242,7 @@ class PrivacyLossDistribution:
     def is_invertible(self) -> bool:
         """Return whether there are pieces, at most 12, and the inverse of the loss is known on each."""
         count = sum(len(piece.left) for piece in self.pieces)
-        return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
+        return 0 < count <= _MAX_SAMPLED_PIECES and all(piece.inverse for piece in self.pieces)
 
     def padded(self) -> PrivacyLossDistribution:
         """Return outcomes followed by as many of no mass as make sums compile quickly."""
@@ -251,7 +251,9 @@ class PrivacyLossDistribution:
             has_mass = (self.p != 0) | (self.q != 0)
             columns = tuple(column[has_mass] for column in columns)
         many = columns[0].shape[-1] + 1
-        room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
+        room = 1 + -many % (
+            1 if many < _TERM_MULTIPLE else _TERM_MULTIPLE if many < _TERM_MULTIPLE**2 else _TERM_MULTIPLE**2
+        )
         none = xp.zeros((*columns[0].shape[:-1], room), self.p.dtype)
         return PrivacyLossDistribution(*(xp.concatenate([column, none], -1) for column in columns))
 
@@ -276,7 +278,7 @@ class PrivacyLossDistribution:
         """Return outcomes with the mass that quadrature missed, of noise between its nodes, at an infinite loss."""
         missed = 1 - without_derivative(self.p.sum(-1, keepdims=True))
         xp = namespace(missed)
-        p = xp.where(missed > max(_MISSED, 4 * float(np.finfo(missed.dtype).eps) ** 0.5), missed, 0.0)
+        p = xp.where(missed > max(_MAX_MISSED_MASS, 4 * float(np.finfo(missed.dtype).eps) ** 0.5), missed, 0.0)
         if xp is np and not p.any():
             return self
         return join([self, PrivacyLossDistribution(p, 0 * p, p + np.inf, 0 * p)])
@@ -327,7 +329,7 @@ def sampled_loss(loss: Real, rate: Real) -> RealArray:
     xp = namespace(loss, rate)
     infinite = xp.isinf(loss)
     finite = xp.where(infinite, 0.0, loss)  # NaN stays.
-    large, small = finite > _LARGE, finite < -1
+    large, small = finite > _LARGE_LOSS, finite < -1
     near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, finite)))
     far = finite + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, finite, 0.0)))
     # Next to the least loss, log(1 - r), log1p would cancel; 1 - r is exact where it is small.
@@ -343,7 +345,7 @@ def sampled_loss(loss: Real, rate: Real) -> RealArray:
 def _loss_before_sampling(loss: RealArray, rate: object) -> Any:
     """Return the loss that ``sampled_loss`` maps to this one, -inf for a loss below all of these."""
     xp = namespace(loss, rate)
-    large = loss > _LARGE
+    large = loss > _LARGE_LOSS
     change = xp.expm1(xp.where(large, 0.0, loss)) / rate
     below = change <= -1  # NaN stays.
     near = xp.where(below, -np.inf, xp.log1p(xp.where(below, 0.0, change)))

@@ -16,7 +16,7 @@ from dpkernels import checks
 from dpkernels.batches import of_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
 from dpkernels.solve import bisect, first_feasible, root
 
 _ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
@@ -128,12 +128,11 @@ def _pure(mechanism: object, sensitivity: object) -> float:
 
 
 def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
-    levels = [pair.largest_loss() for pair in pairs]
-    return namespace(*levels).stack(levels).max()
+    return largest_of([pair.largest_loss() for pair in pairs])
 
 
-_NEAR = 2.0**-33  # The relative distance from a root within which a profile is evaluated.
-_LEAST = 1e-300  # The least delta whose logarithm is taken.
+_ROOT_RTOL = 2.0**-33  # The relative distance from a root within which a profile is evaluated.
+_MIN_DELTA = 1e-300  # The least delta whose logarithm is taken.
 # How many floats a root is moved up by, in turn, until its profile is at most delta.
 _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 
@@ -172,15 +171,15 @@ def _evaluated_near_root(
     """Return a function that evaluates ``before`` next to the root alone, where a bisection takes half of its steps."""
 
     def excess(eps: float) -> float:
-        return float(np.log(np.maximum(at(np.float64(eps)), _LEAST) / delta))
+        return float(np.log(np.maximum(at(np.float64(eps)), _MIN_DELTA) / delta))
 
     low, high = 0.0, 1.0
     while high < top and not excess(high) <= 0:
         low, high = high, min(4 * high, top)
     if not excess(low) > 0 or not excess(high) <= 0:
         return before
-    near = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_NEAR / 16)
-    low, high = near * (1 - _NEAR), near * (1 + _NEAR)
+    near = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_ROOT_RTOL / 16)
+    low, high = near * (1 - _ROOT_RTOL), near * (1 + _ROOT_RTOL)
     if not before(np.float64(low)) or before(np.float64(high)):
         return before
     return lambda eps: np.asarray(eps < low) if not low < eps < high else before(eps)

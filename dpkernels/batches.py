@@ -270,6 +270,11 @@ def stacked(entries: Sequence[T], shape: tuple[int, ...]) -> T:
     return jax.tree.unflatten(structures[0], columns)
 
 
+def plain_if_equal(column: np.ndarray) -> Any:
+    """Return the number that all entries of a column have, or the column."""
+    return column[0] if (column == column[0]).all() else column
+
+
 def check_fits(shape: tuple[int, ...], batch_shape: tuple[int, ...], name: str = "x") -> None:
     """Refuse values whose last axes are not those of a batch: no value is broadcast, since it would be used twice."""
     if batch_shape and tuple(shape[max(0, len(shape) - len(batch_shape)) :]) != batch_shape:

@@ -12,10 +12,10 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 # The largest size of a file in bytes; a column of additive noise takes about a MiB.
 MOST_BYTES = 1 << 28
-_MOST_DIGITS = 32  # The largest length of an integer; 64-bit integers have 20 digits.
+_MAX_DIGITS = 32  # The largest length of an integer; 64-bit integers have 20 digits.
 # The most values of each kind, since a small value takes up to 70 times its text in memory. A column of additive noise
 # has about 50,000 numbers, and a part of a dataset one object. Characters inside strings count, too.
-_MOST_VALUES = {"lists and objects": ("[{", 1 << 18), "members of objects": (":", 1 << 20), "values": (",", 1 << 23)}
+_MAX_VALUES = {"lists and objects": ("[{", 1 << 18), "members of objects": (":", 1 << 20), "values": (",", 1 << 23)}
 
 
 def read_text(path: Path) -> str:
@@ -33,7 +33,7 @@ def parse_json(text: str) -> Any:
     A ValueError says that it is not JSON, is nested too deeply, or has too many values, a duplicate key, a number that
     is not finite, or an integer with too many digits.
     """
-    for kind, (marks, limit) in _MOST_VALUES.items():
+    for kind, (marks, limit) in _MAX_VALUES.items():
         if (count := sum(map(text.count, marks))) > limit:
             raise ValueError(f"JSON: has about {count} {kind}; at most {limit} are read")
 
@@ -54,8 +54,8 @@ def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"JSON: an integer has {len(digits)} digits; at most {_MOST_DIGITS} are read")
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"JSON: an integer has {len(digits)} digits; at most {_MAX_DIGITS} are read")
     return int(digits)
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 # Programs that compile in less time are not kept: reading them takes about as long.
-_LEAST_SECONDS = "0.1"
+_MIN_SECONDS = "0.1"
 _OWN = ("-cache", "-atime")  # how JAX names what it keeps
 # The size of cached programs, in bytes, above which the least recently used ones are removed until half is left. JAX's
 # own limit fails on a folder that was filled without it.
-_MOST_BYTES = 1 << 28
+_MAX_BYTES = 1 << 28
 
 
 def folder() -> Path | None:
@@ -42,9 +42,9 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
         return
     programs = place / "programs"
     if _is_ours_alone(programs):
-        trim(programs, _MOST_BYTES)
+        trim(programs, _MAX_BYTES)
         environment["JAX_COMPILATION_CACHE_DIR"] = str(programs)
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _LEAST_SECONDS)
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _MIN_SECONDS)
 
 
 def trim(programs: Path, limit: int) -> None:

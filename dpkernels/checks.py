@@ -18,7 +18,7 @@ EPSILON_RANGE = (0.01, 20.0)  # The supported budgets: below there is no signal 
 # The supported budgets of noise, whose sums over many people may be worth releasing at small budgets.
 NOISE_EPSILON_RANGE = (1e-6, 20.0)
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
-_FARTHEST = 1e150  # The ends of intervals: squares of the width, hence variances, stay finite.
+_MAX_END = 1e150  # The ends of intervals: squares of the width, hence variances, stay finite.
 _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.
 
 
@@ -153,8 +153,8 @@ def noise_epsilon(value: Real) -> None:
 
 def interval(lower: Real, upper: Real) -> None:
     """Refuse an input interval that is not finite or not lower < upper."""
-    within("lower", lower, -_FARTHEST, _FARTHEST)
-    within("upper", upper, -_FARTHEST, _FARTHEST)
+    within("lower", lower, -_MAX_END, _MAX_END)
+    within("upper", upper, -_MAX_END, _MAX_END)
     one_batch(lower=lower, upper=upper)
     low, high = concrete(lower), concrete(upper)
     if low is None or high is None:
@@ -168,11 +168,11 @@ def interval(lower: Real, upper: Real) -> None:
 def are_intervals(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """Return which pairs of arrays ``interval`` accepts."""
     with np.errstate(all="ignore"):
-        return ~_are_narrow(lower, upper) & (lower >= -_FARTHEST) & (lower < upper) & (upper <= _FARTHEST)
+        return ~_are_narrow(lower, upper) & (lower >= -_MAX_END) & (lower < upper) & (upper <= _MAX_END)
 
 
 def _are_narrow(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / _FARTHEST)
+    return high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / _MAX_END)
 
 
 def budget(value: Real, lower: Real, upper: Real) -> tuple[Real, Real, Real]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, overload
@@ -110,6 +111,23 @@ def map_over(function: Callable[[RealArray], Real], values: RealArray) -> RealAr
     if namespace(values) is jnp:
         return jax.lax.map(function, values)
     return np.stack([function(value) for value in values]) if len(values) else np.zeros(np.shape(values))
+
+
+def largest_of(values: Sequence[Real]) -> Any:
+    """Return the largest of several values, elementwise, with the derivative of the first one that is as large.
+
+    JAX compares values with their maximum in its derivative of ``max``. A program may compute them once more with other
+    rounding errors, and the derivative is then 0.
+    """
+    xp = namespace(*values)
+    if xp is np:
+        return np.max(np.stack(values), axis=0)
+    return reduce(lambda largest, value: jnp.where((value > largest) | jnp.isnan(value), value, largest), values)
+
+
+def power_of_two(exponent: Any) -> Any:
+    """Return 2^exponent exactly, of a Python integer or of int64 from -1022 to 1023."""
+    return 2.0**exponent if isinstance(exponent, int) else ((exponent + 1023) << 52).view(np.float64)
 
 
 def add_at(size: int, index: RealArray, *rows: RealArray) -> list[RealArray]:
@@ -264,7 +282,7 @@ def log1p_over(rate: Real, q: Real) -> Real:
     return xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
 
 
-_NOTHING_LEFT = 750.0  # exp of minus this, and of anything larger, is 0 as a float.
+_UNDERFLOW_EXPONENT = 750.0  # exp of minus this, and of anything larger, is 0 as a float.
 
 
 def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real:
@@ -272,7 +290,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
     xp = namespace(rate, width)
     with np.errstate(over="ignore", invalid="ignore"):
         product = rate * width
-    endless = xp.isinf(width) | (product > _NOTHING_LEFT)
+    endless = xp.isinf(width) | (product > _UNDERFLOW_EXPONENT)
     if power == 0:
         finite = xp.where(endless, 1.0, width)
         y = rate * finite

@@ -28,10 +28,11 @@ _ROOT_HALF = math.sqrt(math.pi / 2)  # Mills' ratio at 0.
 _MILLS_UNITS = 16  # of a Mills' ratio,
 _RATIO_UNITS = 8  # of D over a sigma that is rounded,
 _EPSILON_UNITS = 16  # and of the eps of a profile.
-_CLOSE = 2.0**-8  # Mills' ratios that differ by less than this share of them are subtracted under the integral.
+# Mills' ratios that differ by less than this share of them are subtracted under the integral.
+_CANCELLING_SHARE = 2.0**-8
 _MAX_ITERATIONS = 100  # The most Newton steps of log mu.
 _MAX_STEP = 1.0  # The longest of them.
-_TOGETHER = 500  # Ratios that are verified together, so that the nodes of their integrals stay in the cache.
+_BATCH = 500  # Ratios that are verified together, so that the nodes of their integrals stay in the cache.
 
 
 def largest_ratios(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
@@ -41,8 +42,8 @@ def largest_ratios(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
         NotPrivateError: the profile of a ratio that was found, another formula, is above delta.
     """
     mu = _roots(epsilon, delta)
-    for first in range(0, len(mu), _TOGETHER):
-        block = slice(first, first + _TOGETHER)
+    for first in range(0, len(mu), _BATCH):
+        block = slice(first, first + _BATCH)
         with np.errstate(all="ignore"):
             meets = gaussian_delta(mu[block], epsilon[block]) <= delta[block]
         if not meets.all():
@@ -79,7 +80,7 @@ def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
     far, near = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
     gain = near - far
     own = _MILLS_UNITS * (near + far) / np.maximum(gain, UNIT * near)
-    if (close := gain < _CLOSE * near).any():
+    if (close := gain < _CANCELLING_SHARE * near).any():
         gain[close], own[close] = mills(x[close], mu[close]), 0.0
     log_phi = -(x**2) / 2 - _LOG_ROOT
     log_delta, slope = log_phi + np.log(gain), mu / gain

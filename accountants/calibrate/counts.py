@@ -18,7 +18,7 @@ from dpkernels.solve import root
 __all__ = ["HistogramNoise", "KnownDomain", "gaussian_crossing", "histogram_noise", "known_domain"]
 
 # The range in which the eps of a pick is searched; a budget that the lower end exceeds is rejected.
-_PICKS = 1e-6, 10.0
+_PICK_EPSILONS = 1e-6, 10.0
 # Noise on counts: the name of its scale, and the additional delta of a count's table.
 _NOISES = {"gaussian": ("sigma", 0.0), "laplace": ("scale", 0.0)}
 
@@ -127,7 +127,7 @@ def known_domain(
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, leak=leak).epsilon) - epsilon
 
     if discovery_epsilon is None:
-        ends, limits = _PICKS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICKS[0]:g}"
+        ends, limits = _PICK_EPSILONS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICK_EPSILONS[0]:g}"
     else:
         checks.positive("discovery_epsilon", discovery_epsilon)
         ends, limits = (1e-9, 1e3), f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone"

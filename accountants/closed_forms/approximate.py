@@ -15,8 +15,8 @@ from accountants.closed_forms.pure import pure_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray
 
-_FINITE = np.finfo(float).max
-_UP = 1 + 2.0**-48  # More than a few float roundings.
+_MAX_FLOAT = np.finfo(float).max  # The largest finite float.
+_ROUND_UP = 1 + 2.0**-48  # A factor that is more than a few float roundings.
 
 
 def parallel_composition(epsilons: object, deltas: object = 0.0, adjacency: str = "add_remove") -> tuple[float, float]:
@@ -53,7 +53,7 @@ def parallel_composition(epsilons: object, deltas: object = 0.0, adjacency: str 
         return float(eps.max()), float(delta.max())
     with np.errstate(over="ignore", invalid="ignore"):
         twice = np.where(delta > 0, delta * (1 + np.exp(eps)), 0.0)
-    return 2 * float(eps.max()), min(float(twice.max()) * _UP, 1.0)
+    return 2 * float(eps.max()), min(float(twice.max()) * _ROUND_UP, 1.0)
 
 
 def basic_composition(epsilons: object, deltas: object = 0.0) -> tuple[float, float]:
@@ -83,7 +83,7 @@ def advanced_composition(epsilons: Real, deltas: Real, slack: float) -> tuple[fl
     eps, delta = _budgets(epsilons, deltas)
     means, squares = map(np.asarray, pure_terms(eps))
     concentrated = tail_bound(math.fsum(means), math.fsum(squares), slack)
-    return min(float(concentrated) * _UP, _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
+    return min(float(concentrated) * _ROUND_UP, _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
 
 
 def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> RealArray:
@@ -94,18 +94,18 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> R
     (Kairouz, Oh & Viswanath 2015, Theorem 3.3.) The worst mechanism outputs its input with probability delta0, and
     otherwise randomised response at eps0, which for eps0 = 0 is no information. Arguments broadcast.
     """
-    checks.within("epsilon0", epsilon0, 0.0, _FINITE)
+    checks.within("epsilon0", epsilon0, 0.0, _MAX_FLOAT)
     checks.below_one("delta", delta0)
     checks.within("epsilon", epsilon, 0.0, np.inf)
     eps0 = np.asarray(epsilon0, float)
     positive = np.where(eps0 > 0, eps0, 1.0)
     pure = np.where(eps0 > 0, pure_delta(positive, k, np.asarray(epsilon, float)), 0.0)
     leak = -np.expm1(k * np.log1p(-np.asarray(delta0, float)))
-    return np.minimum((leak + (1 - leak) * pure) * _UP, 1.0)[()]
+    return np.minimum((leak + (1 - leak) * pure) * _ROUND_UP, 1.0)[()]
 
 
 def _budgets(epsilons: object, deltas: object) -> tuple[np.ndarray, np.ndarray]:
-    checks.within("epsilons", epsilons, 0.0, _FINITE)
+    checks.within("epsilons", epsilons, 0.0, _MAX_FLOAT)
     checks.within("deltas", deltas, 0.0, 1.0)
     eps, delta = np.broadcast_arrays(np.asarray(epsilons, float), np.asarray(deltas, float))
     if not eps.size:

@@ -200,9 +200,9 @@ def log_ways(k: int) -> np.ndarray:
 
 # ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): by its series in 1/n from here on, and by the factorial below.
 _SERIES_FROM = 16
-_ROOT = math.log(2 * math.pi) / 2
-_SMALL_ERRORS = np.array(
-    [0.0, *(math.log(math.factorial(n)) - (n + 0.5) * math.log(n) + n - _ROOT for n in range(1, _SERIES_FROM))]
+_LOG_ROOT = math.log(2 * math.pi) / 2  # log sqrt(2 pi).
+_STIRLING_ERRORS = np.array(
+    [0.0, *(math.log(math.factorial(n)) - (n + 0.5) * math.log(n) + n - _LOG_ROOT for n in range(1, _SERIES_FROM))]
 )
 
 
@@ -210,7 +210,7 @@ def _stirling_error(n: np.ndarray) -> np.ndarray:
     """Return the error of Stirling's formula for ln n!, for integers n."""
     m = np.maximum(n, _SERIES_FROM)
     series = (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680 - 1 / 1188 / m**2) / m**2) / m**2) / m**2) / m
-    return np.where(n < _SERIES_FROM, _SMALL_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
+    return np.where(n < _SERIES_FROM, _STIRLING_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
 
 
 def split(value: Real) -> tuple[Any, Any]:

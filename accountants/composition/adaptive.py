@@ -30,7 +30,7 @@ _WIDTH = 9e-5  # The relative width of a bracket that is aimed at.
 _FIRST_STEP = 1 / 32  # The step of the first grid; it is halved until the bracket is narrow enough,
 _MIN_STEP = 1 / 4096  # but no finer grid than this is tried.
 _MAX_PRODUCTS = 1e9  # The products of all convolutions of a bracket, at most.
-_LEFT_OUT = 1e-7  # The share of delta that the tails of losses may have.
+_TAIL_SHARE = 1e-7  # The share of delta that the tails of losses may have.
 _DEVIATIONS = 12.0  # The deviations of the sum of losses that the grid has.
 _MIN_DELTA = 1e-300  # Grids of smaller deltas are those of this one.
 
@@ -121,7 +121,7 @@ class AdaptiveProfile:
         farthest = 2.0 ** np.ceil(np.log2(max(epsilon, 1.0)))
         key = step, float(farthest), int(np.floor(np.log10(max(likely, _MIN_DELTA)) / 3))
         if key not in self._known:
-            negligible = _LEFT_OUT * 10.0 ** (3 * key[2]) / self.count
+            negligible = _TAIL_SHARE * 10.0 ** (3 * key[2]) / self.count
             every = [_of_direction(pairs, self.count, step, key[1], negligible) for pairs in self.directions]
             bounds_of_directions = [bounds for bounds in every if bounds is not None]
             self._known[key] = _larger(bounds_of_directions) if len(bounds_of_directions) == len(every) else None

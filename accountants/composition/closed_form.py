@@ -17,7 +17,7 @@ from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible
 
 # The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
-_OUTWARD = (0.0, *(2.0**k for k in range(-53, 11)))
+_MARGINS = (0.0, *(2.0**k for k in range(-53, 11)))
 FARTHEST = 0.99 * cap(np.float64)  # The largest eps at which profiles are evaluated.
 _UNDERFLOW = 2.0**-1060  # More than what a profile loses below the floats.
 _LARGE_MU = 10.0  # The mu from which on one Gaussian release may need a larger one.
@@ -73,7 +73,7 @@ class ClosedForm(abc.ABC):
         """Return the first eps, from the estimate on, that the bound of this side proves to suffice, or to be small."""
         if not math.isfinite(estimate):
             return math.inf if side > 0 else FARTHEST if self.bound(FARTHEST, -1) > delta else 0.0
-        candidates = (max(estimate + side * share * (1 + estimate), 0.0) for share in _OUTWARD)
+        candidates = (max(estimate + side * share * (1 + estimate), 0.0) for share in _MARGINS)
         if side < 0:
             return first_feasible(candidates, lambda eps: eps == 0.0 or self.bound(eps, -1) > delta)
         try:

@@ -31,10 +31,10 @@ from dpkernels.pytrees import PyTree
 FEW_RELEASES = 32  # Up to this number of releases, those on samples are composed from samples of their densities.
 PANELS = 256  # The panels of quadrature that the varying losses of one release share.
 # The same for plain numbers and up to four releases on all the data, whose sums show the ends of single losses.
-_PANELS_OF_FOUR = 4096
-_STEEPEST = 0.25  # The largest c times the width of an outcome on the grid.
-_TILTS = np.geomspace(1e-3, 1e5, 28)
-_STEEPEST_OF_SAMPLED = 1e9  # Next to the largest losses, which few releases may reach.
+_FINE_PANELS = 4096
+_MAX_TILTED_STEP = 0.25  # The largest c times the width of an outcome on the grid.
+_TILTS = np.geomspace(1e-3, 1e5, 28)  # The tilts of the first bounds, over the whole range.
+_MAX_SAMPLED_TILT = 1e9  # The largest tilt of few releases on samples, which may reach their largest losses.
 
 
 class Tilt(NamedTuple):
@@ -89,7 +89,7 @@ class Direction:
     def tilt(self) -> Tilt:
         """Return the tilt, found with coarse losses if these are enough."""
         (losses, infinite), start = self.capped, self._bound_and_start[1]
-        greatest = _STEEPEST_OF_SAMPLED if self.are_sampled else GREATEST_TILT
+        greatest = _MAX_SAMPLED_TILT if self.are_sampled else GREATEST_TILT
         if self.coarse is not None:
             coarse = cap_losses(self.coarse, self.bound)
             tilt = Tilt(*self.question.saddle_point(coarse, infinite, start, greatest), coarse)
@@ -104,7 +104,7 @@ def tilt_losses(losses: LossTuple, c: Real) -> tuple[list[TiltedLoss], Real]:
     xp = namespace(c)
     tilted = [term.tilted(c) for term in losses]
     least = least_step(tilted, c)
-    reduced = xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
+    reduced = xp.where(least > 0, xp.minimum(c, _MAX_TILTED_STEP / xp.where(least > 0, least, 1.0)), c)
     return (tilted if xp is np and reduced == c else [term.tilted(reduced) for term in losses]), reduced
 
 
@@ -136,7 +136,7 @@ def pad_losses(losses: LossTuple) -> LossTuple:
 def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
     on_all_data = all(term.sampling_rate is None for term in guarantee.terms)  # Samples have densities, not nodes.
-    panels = _PANELS_OF_FOUR if on_all_data and _are_at_most(4, guarantee) else PANELS
+    panels = _FINE_PANELS if on_all_data and _are_at_most(4, guarantee) else PANELS
     coarse = fine = guarantee.repeated_losses(panels, may_sample=are_few(guarantee))
     if any(term.losses is not None and term.losses.width.any() for losses in fine for term in losses):
         coarse = guarantee.repeated_losses()

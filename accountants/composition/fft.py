@@ -44,13 +44,13 @@ from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, without_derivative
 from dpkernels.pytrees import PyTree, pytree
 
-SIZE = 1 << 13
+SIZE = 1 << 13  # The points of the grid, a power of 2 for the transform.
 _NEGLIGIBLE_LOG = 41.0  # -log of the tilted mass beyond the window.
 _SLOPES = np.geomspace(0.125, 16.0, 8)  # The slopes that Chernoff bounds try, over one per standard deviation,
 _TILT_SHARES = np.array([0.3, 0.9])  # and others, as shares of the tilt c.
 _MIN_TRANSFORM = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
-_RESOLVED = 1e-5  # The relative error of eps from which on it is not resolved in floating point.
-_ATOMS = 5  # The atoms beside the heaviest one that decide the step.
+_MAX_EPSILON_ERROR = 1e-5  # The relative error of eps from which on it is not resolved in floating point.
+_STEP_ATOMS = 5  # The atoms beside the heaviest one that decide the step.
 
 
 class _OnGrid(NamedTuple):
@@ -154,7 +154,7 @@ class ComposedPLD(ComposedProfile):
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
         xp = namespace(value)
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
-        return noise < _RESOLVED * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
+        return noise < _MAX_EPSILON_ERROR * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
 
     def gradient(self, evaluation: _Evaluation) -> tuple[LossTuple, Any]:
         """Return the derivatives of delta, a homogeneous polynomial of the masses, as one correlation.
@@ -317,9 +317,9 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
     xp = namespace(c)
     mean = sum(loss.part.count * loss.mean for loss in tilted)
     down, up = without_derivative(_reach(tilted, c, coarse))
-    none = xp.zeros(_ATOMS, c.dtype)
+    none = xp.zeros(_STEP_ATOMS, c.dtype)
     atoms = [
-        (0 * c, none, none) if loss.part.losses is None else heaviest_atoms(loss.part.losses, loss.mass, _ATOMS)
+        (0 * c, none, none) if loss.part.losses is None else heaviest_atoms(loss.part.losses, loss.mass, _STEP_ATOMS)
         for loss in tilted
     ]
     counts = [_count_of_atoms(loss.part.count) for loss in tilted]

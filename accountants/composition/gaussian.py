@@ -38,7 +38,7 @@ _LOG_ROOT = math.log(2 * math.pi) / 2  # log sqrt(2 pi).
 _SUM_UNITS = 128  # Those of the sums of an integral.
 _LOG_UNITS = 8  # Those for each unit of |log delta|.
 _PLACE_UNITS = 16  # Those of eps/mu -/+ mu/2, relative to their sum.
-_SMALLEST_FLOAT = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
+_MIN_FLOAT = 5e-324  # The least positive float: what a bound of a positive delta underflows to.
 
 
 @pytree
@@ -154,9 +154,9 @@ class GaussianReleases(ClosedForm):
             log_delta = float(self.form.evaluate(np.float64(epsilon))[0])
         units = float(log_delta_units(log_delta, x, y))
         if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
-            return 0.0 if side < 0 else _SMALLEST_FLOAT if x > 1e6 else 1.0
+            return 0.0 if side < 0 else _MIN_FLOAT if x > 1e6 else 1.0
         delta = math.exp(min(log_delta + side * units * UNIT, 0.0))
-        return min(delta + _SMALLEST_FLOAT, 1.0) if side > 0 else max(delta - _SMALLEST_FLOAT, 0.0)
+        return min(delta + _MIN_FLOAT, 1.0) if side > 0 else max(delta - _MIN_FLOAT, 0.0)
 
     def estimate(self, delta: float) -> float:
         log_delta, zero = np.float64(math.log(delta)), np.float64(0.0)

@@ -31,9 +31,9 @@ _DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
 # are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
 _UPPER = np.maximum(np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None], 0)
 _SHIFT = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
-_NO_MASS = 1e-40  # Plain numbers: lighter outcomes, of all mass 1, are left out.
-_CROWDED = 0.003  # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
-_NEAR_GRID = 0.1  # The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
+_NEGLIGIBLE_MASS = 1e-40  # Plain numbers: lighter outcomes, of all mass 1, are left out.
+_CROWDED_SHARE = 0.003  # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
+_MAX_GRID_DISTANCE = 0.1  # The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
 _STEP_CHOICES = 64  # How many steps are tried for further atoms.
 _NEGLIGIBLE_OFFSET = 1e-9  # The mass times its distance from the grid, in steps, up to which choices are equally good.
 # For the maximum of the profiles of several pairs:
@@ -61,7 +61,7 @@ class GridInterpolation:
         if xp is not np:
             index, weights = xp.mod(self.below + POINTS[:, None], size), lagrange_weights(self.above)
             return add_at(size, index, self.mass * weights, xp.where(self.lumped, self.mass, 0.0) * weights)
-        heavy = ~(self.mass < min(_NO_MASS, self.mass.max()))
+        heavy = ~(self.mass < min(_NEGLIGIBLE_MASS, self.mass.max()))
         lumped = heavy & self.lumped
         rows = [heavy, lumped] if lumped.any() else [heavy]
         return [_spread(size, self.mass[entries], self.below[entries], self.above[entries]) for entries in rows]
@@ -113,9 +113,9 @@ def share_on_grid(
     is_atom, beside = (nodes.width == 0) & (mass > 0), xp.abs(place - nearest)
     on_grid = is_atom & (beside <= xp.finfo(place.dtype).eps ** 0.45)
     point = xp.mod(nearest.astype(int), size)
-    is_near = on_grid | (is_atom & (count * beside <= _NEAR_GRID))
+    is_near = on_grid | (is_atom & (count * beside <= _MAX_GRID_DISTANCE))
     (lumps,) = add_at(size, point, is_near.astype(mass.dtype))
-    lumped = (mass * step > _CROWDED * nodes.width) & (lumps > 0)[point]
+    lumped = (mass * step > _CROWDED_SHARE * nodes.width) & (lumps > 0)[point]
     below = xp.where(on_grid, nearest, xp.floor(place))
     above = xp.where(on_grid, 0.0, place - below)
     return GridInterpolation(mass, on_grid, lumped, below.astype(int), above)
@@ -154,7 +154,7 @@ def step_on_atoms(least: Real, distances: RealArray, masses: RealArray, count: R
     divisors = xp.maximum(most - 2 * like(np.arange(_STEP_CHOICES), most), 2.0)
     places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * divisors
     # Where even the sums of these atoms are not near the grid, other steps are no better.
-    beside = (masses[1:, None] * xp.minimum(count * xp.abs(places - xp.round(places)), _NEAR_GRID)).sum(0)
+    beside = (masses[1:, None] * xp.minimum(count * xp.abs(places - xp.round(places)), _MAX_GRID_DISTANCE)).sum(0)
     beside = xp.where(divisors < 0.8 * most, np.inf, xp.maximum(beside, _NEGLIGIBLE_OFFSET))
     divisors = xp.where(many >= 2, divisors[beside.argmin()], 1.0)
     return xp.where(many >= 1, gap / divisors, least)

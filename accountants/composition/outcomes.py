@@ -21,14 +21,23 @@ from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import log_ratio
 from dpkernels import checks
-from dpkernels.numerics import Boolean, Real, RealArray, log_or_never, map_over, namespace, without_derivative
+from dpkernels.numerics import (
+    Boolean,
+    Real,
+    RealArray,
+    largest_of,
+    log_or_never,
+    map_over,
+    namespace,
+    without_derivative,
+)
 from dpkernels.proven import proven
 
 MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
-_FEW_JOINT_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
+_MAX_MIXED_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
 _TABLE_MASS_ERROR = 16 * UNIT  # A bound on the relative error of a mass of a table, which is given.
 MASS_ERROR = 1e-12  # The same of an outcome's mass that is computed from a mechanism's densities.
-_SMALLEST_FLOAT = 5e-324  # The least positive float.
+_MIN_FLOAT = 5e-324  # The least positive float.
 _LOG_UNITS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
 _LOSS_DIGITS = 12  # The decimals in which equal losses agree.
 _RTOL = 1e-15  # The relative tolerance of a search for an eps.
@@ -83,7 +92,7 @@ class JointOutcomes(NamedTuple):
 def enumerate_outcomes(releases: tuple[RepeatedReleases, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
     """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
     are_several_tables = len(releases) > 1 and are_tables(releases)
-    tables, size, most = [], 1, MOST_JOINT_OUTCOMES if are_several_tables else _FEW_JOINT_OUTCOMES
+    tables, size, most = [], 1, MOST_JOINT_OUTCOMES if are_several_tables else _MAX_MIXED_OUTCOMES
     for term in releases:
         table, number = _tables(term), checks.concrete(term.count)
         if table is None or number is None or number.ndim or number != np.floor(number):
@@ -166,7 +175,7 @@ def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) 
     values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
     values = values.astype(xp.result_type(values, *leaves))
     largest = map_over(
-        lambda value: xp.stack([getattr(outcomes, quantity)(value) for outcomes in directions]).max(0), values.ravel()
+        lambda value: largest_of([getattr(outcomes, quantity)(value) for outcomes in directions]), values.ravel()
     )
     return largest.reshape(values.shape)[()]
 
@@ -204,7 +213,7 @@ class FewOutcomes(ClosedForm):
         gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
         mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
         total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
-        below_floats = 2 * _SMALLEST_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
+        below_floats = 2 * _MIN_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
         return min(max(total + side * below_floats, 0.0), 1.0)
 
     def estimate(self, delta: float) -> float:

@@ -12,7 +12,7 @@ The compiled program is small, and independent of the values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,22 +20,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
-from jax.flatten_util import ravel_pytree
 
 from accountants.composition import dispatch
 from accountants.composition.base import Composer
 from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
+from accountants.composition.moving import (
+    MAX_FORWARD,
+    derivatives_forwards,
+    join_moving,
+    leaves_that_move,
+    split_moving,
+)
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.composition.self_composed import HasTerms
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.jax_on_use import Array
-from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
-
-_MOST_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
 def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
@@ -63,8 +66,7 @@ def _value(quantity: type[Question], guarantee: HasTerms, at: Real) -> RealArray
 @partial(_value.defjvp, symbolic_zeros=True)
 def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     """Return the value and its derivative along the tangents of the numbers that move."""
-    moved = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-    moving = tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in moved)
+    moved, moving = leaves_that_move(tangents)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
     *parameters, at = (leaf if moves else None for leaf, moves in zip(moved, moving, strict=True))
     change = jnp.zeros_like(value)
@@ -151,7 +153,7 @@ def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Real) -> Array:
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
     directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
-    return jnp.stack([outcomes.delta(epsilon) for outcomes in directions or ()]).max()
+    return largest_of([outcomes.delta(epsilon) for outcomes in directions or ()])
 
 
 def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Real) -> tuple[list[np.ndarray], Real]:
@@ -204,7 +206,7 @@ class _Parameters:
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
         """
         moving, others = self._split
-        forwards = sum(number.size for number in moving) <= _MOST_FORWARD
+        forwards = sum(number.size for number in moving) <= MAX_FORWARD
         differentiate = _forwards if forwards else _backwards
         with jax.enable_x64(True):
             results, derivatives = differentiate(
@@ -228,15 +230,7 @@ class _Parameters:
 
     @property
     def _split(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        pairs = list(zip(self.numbers, self.moving, strict=True))
-        return [number for number, moves in pairs if moves], [number for number, moves in pairs if not moves]
-
-
-def _joined(
-    structure: object, moving: tuple[bool, ...], moved: Sequence[np.ndarray], others: Sequence[np.ndarray]
-) -> PyTree:
-    sources = {True: iter(moved), False: iter(others)}
-    return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
+        return split_moving(self.numbers, self.moving)
 
 
 _jit = partial(
@@ -254,8 +248,8 @@ def _gradient(
     others: list[np.ndarray],
     epsilon: RealArray,
 ) -> Any:
-    def value(moved: list[np.ndarray], epsilon: Real) -> Any:
-        return function(_joined(structure, moving, moved, others), *static, epsilon)
+    def value(moved: list[Any], epsilon: Any) -> Any:
+        return function(join_moving(structure, moving, moved, others), *static, epsilon)
 
     by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
     return [*by_moved, by_epsilon]
@@ -273,19 +267,10 @@ def _forwards(
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
-    def results(moved: list[Any]) -> PyTree:
-        return function(_joined(structure, moving, moved, others), *static, *arguments)
+    def results(moved: list[Any]) -> Any:
+        return function(join_moving(structure, moving, moved, others), *static, *arguments)
 
-    flat, restore = ravel_pytree(moved)
-
-    def restored(flat: PyTree) -> PyTree:
-        return results(restore(flat))
-
-    if len(flat) == 1:  # Without vmap the program is smaller.
-        value, slopes = jax.jvp(restored, (flat,), (jnp.ones_like(flat),))
-        return value, jax.tree.map(lambda slope: slope[None], slopes)
-    value, along = jax.linearize(restored, flat)
-    return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
+    return derivatives_forwards(results, moved)
 
 
 @_jit
@@ -299,7 +284,7 @@ def _backwards(
     arguments: tuple[Composer],
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
-    return jax.vjp(lambda moved: function(_joined(structure, moving, moved, others), *static, *arguments), moved)
+    return jax.vjp(lambda moved: function(join_moving(structure, moving, moved, others), *static, *arguments), moved)
 
 
 @jax.jit

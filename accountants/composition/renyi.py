@@ -30,6 +30,7 @@ from dpkernels.numerics import (
     RealArray,
     floating,
     gauss_legendre,
+    largest_of,
     like,
     log_or_never,
     namespace,
@@ -39,10 +40,10 @@ from dpkernels.numerics import (
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 _HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
-_GAPS = np.diff(_HALVES)
+_GAPS = np.diff(_HALVES)  # The distances of these nodes.
 # The ends of the first panels of a piece with two ends, and of the others in units of their extent.
-_INNER = np.linspace(0.0, 1.0, 5)
-_OUTER = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
+_INNER_ENDS = np.linspace(0.0, 1.0, 5)
+_OUTER_ENDS = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
 _SPLIT_PANELS = 32  # The panels that are halved in one round.
 _MAX_ROUNDS = 160  # The most rounds.
 _SERIES_TERMS = 18  # The terms of the series of g,
@@ -52,7 +53,7 @@ _EXPONENT_UNITS = 4  # A bound on errors of exponents, in units in the last plac
 _SUM_UNITS = 64  # A bound on rounding errors of sums, in units in the last place.
 _NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
 _PATIENCE = 12  # Rounds after what is not known may be noise: it seldom is.
-_NARROW = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
+_SINGULAR_DISTANCE = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
 _MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow.
 _MAX_PANELS = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
@@ -95,12 +96,12 @@ def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
         total = 0.0 * c
         for term in guarantee.terms:
             moments = [_log_moment(term, k, mirror, c) for k in range(len(term.pairs))]
-            total = total + term.count * xp.stack([value for value, _ in moments]).max()
+            total = total + term.count * largest_of([value for value, _ in moments])
             resolved += [is_resolved for _, is_resolved in moments]
         directions.append(total / c)
     leaves = [c, *jax.tree.leaves(guarantee)]
     unknown = xp.stack([xp.asarray(xp.any(leaf != leaf)) for leaf in leaves]).any()  # Comparisons do not detect a NaN.
-    value = xp.where(unknown, np.nan, xp.stack(directions).max())
+    value = xp.where(unknown, np.nan, largest_of(directions))
     return value, xp.stack(resolved).all() | unknown
 
 
@@ -231,9 +232,9 @@ class _Places:
         from_right = no_left & ~no_right
         base = xp.where(from_right, far, near)
         span = xp.where(is_finite, far - near, xp.where(from_right, -extent, extent))
-        inner = np.pad(_INNER, (0, len(_OUTER) - len(_INNER)), "edge")
-        positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER, span))
-        negative = xp.where(is_line[:, None], like(-_OUTER[:0:-1], span), 0.0)
+        inner = np.pad(_INNER_ENDS, (0, len(_OUTER_ENDS) - len(_INNER_ENDS)), "edge")
+        positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER_ENDS, span))
+        negative = xp.where(is_line[:, None], like(-_OUTER_ENDS[:0:-1], span), 0.0)
         edges = xp.where((right > left)[:, None], xp.concatenate([negative, positive], 1), 0.0)
         return cls(base, span, edges)
 
@@ -325,7 +326,7 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
     at_first, at_last = panels.start == first, panels.end == last
     at_infinity = (at_first & (first < 0)) | (at_last & (last > 1))
     at_end = at_first | at_last
-    endless = at_infinity | (panels.end - first < _NARROW) | (last - panels.start < _NARROW)
+    endless = at_infinity | (panels.end - first < _SINGULAR_DISTANCE) | (last - panels.start < _SINGULAR_DISTANCE)
     diverges = not panels.are_negligible(np.where(endless, panels.bound, -np.inf).max()) or (
         not is_resolved and bool(at_end[unknown.argmax()])
     )

@@ -31,7 +31,7 @@ _SAMPLES_INSET = 30.0  # The distance from the ends of a piece at which sampling
 _TRANSITION = 2.0  # The width of the transition from nodes to samples, in steps.
 _TRANSITION_REACH = 16.0  # The distance, in steps, at which the transition is complete: 8 of its widths.
 _ATOM_BELOW = 40.0  # The distance of the atom of large losses below the largest sampled loss, in steps.
-_CAP_MARGIN = _ATOM_BELOW + 20.0
+_CAP_MARGIN = _ATOM_BELOW + 20.0  # How far beyond the largest needed loss losses are capped, in steps.
 # Panels of quadrature on the four intervals beside the samples: from an end to the transition, and in the transition.
 _PANELS = (48, 16, 16, 48)
 # The ends of these intervals in a piece that is too short to be sampled, as shares of it.

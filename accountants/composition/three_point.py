@@ -24,8 +24,9 @@ import numpy as np
 
 from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import Direction, TiltedComposer, capped_losses
-from accountants.composition.self_composed import LossTuple, RepeatedLoss
+from accountants.composition.self_composed import LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels import checks
 from dpkernels.numerics import (
     Boolean,
     Real,
@@ -243,3 +244,15 @@ def may_be_three_points(losses: LossTuple) -> bool:
     """Return whether the number of outcomes does not rule out that there are only three losses."""
     nodes = losses[0].losses
     return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= MOST_OUTCOMES + 1
+
+
+def are_three_points(losses: LossTuple) -> bool:
+    """Return whether there is one mechanism whose number of outcomes is at most three, beside the one that pads it."""
+    nodes = losses[0].losses
+    return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= 3 + 1
+
+
+def are_few_counts(releases: tuple[RepeatedReleases, ...]) -> bool:
+    """Return whether all counts of the lightest loss are kept, whatever its probability."""
+    counts = [checks.concrete(term.count) for term in releases]
+    return len(counts) == 1 and counts[0] is not None and bool(np.all(counts[0] < ROWS))

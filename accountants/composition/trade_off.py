@@ -30,15 +30,15 @@ Rates = tuple[float, float]
 Profile = Callable[[float], Rates]
 
 _ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
-_APART = 1e-9  # The relative distance of points from which on they have a chord.
-_SLOPE = 1e-6  # More than the relative error of the slope of a chord, by that of the places of its points.
-_STEEP = 1e300  # A slope of which nothing is known.
-_FARTHEST = 700.0  # The largest eps of a line.
+_MIN_DISTANCE = 1e-9  # The relative distance of points from which on they have a chord.
+_SLOPE_RTOL = 1e-6  # More than the relative error of the slope of a chord, by that of the places of its points.
+_UNKNOWN_SLOPE = 1e300  # A slope of which nothing is known.
+_MAX_EPSILON = 700.0  # The largest eps of a line.
 # Distances from the place of an extremum, in turn: those of precise profiles, and of others in units of 1/c, where
 # delta falls like e^(-c eps).
-_LADDER = 1e-9 * 4.0 ** np.arange(15)
-_STEPS = np.array([1e-3, 0.01, 0.1, 1.0])
-_SEARCH = 1e-4  # The precision of a search by an estimate, relative to the largest eps.
+_PRECISE_DISTANCES = 1e-9 * 4.0 ** np.arange(15)
+_ESTIMATE_DISTANCES = np.array([1e-3, 0.01, 0.1, 1.0])
+_SEARCH_RTOL = 1e-4  # The precision of a search by an estimate, relative to the largest eps.
 
 
 class CurvePoint(NamedTuple):
@@ -69,7 +69,7 @@ def _up(value: float) -> float:
 
 def power_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
     """Return delta + e^eps alpha, rounded up (side 1) or down (side -1)."""
-    return (delta + math.exp(min(epsilon, _FARTHEST)) * alpha) * (1 + side * _ROUNDING)
+    return (delta + math.exp(min(epsilon, _MAX_EPSILON)) * alpha) * (1 + side * _ROUNDING)
 
 
 def error_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
@@ -92,11 +92,11 @@ def convex_minimum(x: np.ndarray, low: np.ndarray, high: np.ndarray, floor: np.n
 def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return a lower bound between every two neighbouring points, which increase."""
     gap = x[:, None] - x
-    is_apart = gap > _APART * x[:, None]
+    is_apart = gap > _MIN_DISTANCE * x[:, None]
     gap = np.where(is_apart, gap, 1.0)
-    rising = np.where(is_apart, (low[:, None] - high) / gap, -_STEEP).max(1)
-    falling = np.where(is_apart, (high[:, None] - low) / gap, _STEEP).min(0)
-    rising, falling = rising - _SLOPE * np.abs(rising), falling + _SLOPE * np.abs(falling)
+    rising = np.where(is_apart, (low[:, None] - high) / gap, -_UNKNOWN_SLOPE).max(1)
+    falling = np.where(is_apart, (high[:, None] - low) / gap, _UNKNOWN_SLOPE).min(0)
+    rising, falling = rising - _SLOPE_RTOL * np.abs(rising), falling + _SLOPE_RTOL * np.abs(falling)
     start, slope, stop, other, width = low[:-1], rising[:-1], low[1:], falling[1:], np.diff(x)
     at_start, at_stop = np.maximum(start, stop - other * width), np.maximum(start + slope * width, stop)
     # Where both lines meet, by the one that is less steep.
@@ -133,7 +133,7 @@ def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: flo
     most = [max(error_of_line(each, delta, alpha, 1) for each in (start, stop)) for start, stop, delta in ends]
     bound = -convex_minimum(np.exp(-eps), -top, -bottom, -np.array(most))
     # Beyond the largest loss delta is constant. Beyond any other eps it is not negative.
-    beyond = error_of_line(farthest, low[0] if farthest < _FARTHEST else 0.0, alpha, 1)
+    beyond = error_of_line(farthest, low[0] if farthest < _MAX_EPSILON else 0.0, alpha, 1)
     return float(bottom.max()), max(bound, beyond, 0.0)
 
 
@@ -155,7 +155,7 @@ def curve_point(
 
     ``places(alpha, is_flat)`` returns points around the eps whose line is the highest one, of either kind.
     """
-    farthest = min(largest_loss, _FARTHEST)
+    farthest = min(largest_loss, _MAX_EPSILON)
     steep = None
     if alpha <= 0.5:  # f(a) < a from some a <= 1/2 on.
         reach = min(farthest, -math.log(alpha))  # From there on e^eps alpha is at least 1.
@@ -175,14 +175,14 @@ def curve_point(
 
 def around(place: float) -> np.ndarray:
     """Return points around the place of an extremum, for a precise profile."""
-    return np.concatenate([place - _LADDER, [place], place + _LADDER])
+    return np.concatenate([place - _PRECISE_DISTANCES, [place], place + _PRECISE_DISTANCES])
 
 
 def searched_place(
-    estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH
+    estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH_RTOL
 ) -> float:
     """Return about the eps whose line is the highest one."""
-    farthest = min(largest_loss, _FARTHEST if is_flat else -math.log(alpha))
+    farthest = min(largest_loss, _MAX_EPSILON if is_flat else -math.log(alpha))
 
     def objective(eps: float, _: object) -> float:
         if is_flat:
@@ -191,16 +191,18 @@ def searched_place(
 
     if is_flat and not math.isfinite(largest_loss):
         # The lines are 0 or negative almost everywhere: no eps is larger than where delta is small.
-        farthest = next((eps for eps in 2.0 ** np.arange(-6, 10) if estimate(eps) < (1 - alpha) * _SEARCH), farthest)
+        farthest = next(
+            (eps for eps in 2.0 ** np.arange(-6, 10) if estimate(eps) < (1 - alpha) * _SEARCH_RTOL), farthest
+        )
     return minimum(objective, (), np.float64(0.0), np.float64(farthest), rtol=rtol)
 
 
 def around_estimate(
-    estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH
+    estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH_RTOL
 ) -> np.ndarray:
     """Return points around the eps whose line is the highest one, for bounds that are not precise."""
     place = searched_place(estimate, alpha, is_flat, largest_loss, rtol)
     delta = max(estimate(place), 1e-300)
     falls = (1 - alpha) / delta - 1 if is_flat else alpha * math.exp(place) / delta
-    steps = _STEPS / min(max(falls, 0.1), 1e3)
+    steps = _ESTIMATE_DISTANCES / min(max(falls, 0.1), 1e3)
     return np.concatenate([place - steps, [place], place + steps])

@@ -42,7 +42,7 @@ from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
 # The distance, in sigma beyond both means, up to which a Gaussian is integrated.
-_REACH = 18.0
+_MAX_DEVIATIONS = 18.0
 # The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
 # Other noise is integrated up to this tail probability on either side.
@@ -52,8 +52,9 @@ _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 # Masses between levels of the loss are known up to this tail probability.
 _RESOLVED = 1e-307
 _NODES, _WEIGHTS = gauss_legendre(16)
-_SMOOTH = 10.0  # How much a log density may change over an interval on which these nodes are exact.
-_SHORT = 1.0  # The same where a mass is not the difference of two tails, which would cancel.
+_MAX_LOG_CHANGE = 10.0  # How much a log density may change over an interval on which these nodes are exact.
+# The same for a mass; on longer intervals it is a difference of tails, which do not cancel.
+_MAX_LOG_CHANGE_OF_MASS = 1.0
 # Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
 _TRACED_PERIODS = 256  # Periods of a traced staircase, on either side, whose steps a pair keeps.
@@ -63,12 +64,12 @@ _UNITS = 4  # of the numbers that eps is computed from,
 _UNITS_REWEIGHTED = 256  # of the norm of reweighted noise,
 _UNITS_REPLACED = 16  # and of the numbers from which the mass of noise on samples with replaced records is computed.
 # The roundings of the loss of a replaced record: log densities of up to 700 are subtracted.
-_LOSS_REPLACED = 1024
+_UNITS_OF_REPLACED_LOSS = 1024
 # The weights of p and of q in f and in its shift.
-_WHOLE = np.eye(2)
-_LARGE = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
+_OWN_WEIGHTS = np.eye(2)
+_LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # The positions of f, of p's part and of q's part, in units of D, if a record of a sample is replaced.
-_REPLACED = (0.0, 1.0, -1.0)
+_REPLACED_POSITIONS = (0.0, 1.0, -1.0)
 
 
 @proven("worst_pairs#1-additive-noise")
@@ -301,7 +302,7 @@ class NoiseFormulas:
         """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""
         source, xp = self.source, namespace(start, level)
         change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * self.D, self.D)]
-        short = (xp.abs(change[0]) <= _SMOOTH) & (xp.abs(change[1]) <= _SMOOTH)
+        short = (xp.abs(change[0]) <= _MAX_LOG_CHANGE) & (xp.abs(change[1]) <= _MAX_LOG_CHANGE)
         width = xp.where(short, end - start, 0.0)[..., None]
         x = xp.where(short, start, 0.0)[..., None] + width * like(_NODES, start)
         over = source.loss(x, self.D) - xp.where(short, level, 0.0)[..., None]
@@ -377,7 +378,7 @@ class NoiseFormulas:
         loss: Any,
         inverse: Callable[[Any, Any], Any] | None = None,
         distances: tuple[float, ...] = (0.0, 1.0),
-        shares: np.ndarray = _WHOLE,
+        shares: np.ndarray = _OWN_WEIGHTS,
         units: float = LOSS_UNITS,
     ) -> LossIntervals | None:
         """Return the masses between levels of the loss, for plain numbers.
@@ -435,8 +436,8 @@ class NoiseFormulas:
         same, *moved = self._logs_of_replaced(y)
         return _mixed(same, moved[0], rate), _mixed(same, moved[1], rate)
 
-    def _logs_of_replaced(self, y: Real) -> list[RealArray]:
-        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED]
+    def _logs_of_replaced(self, y: Real) -> list[Any]:
+        return [self.noise.log_prob(y - distance * self.D) for distance in _REPLACED_POSITIONS]
 
     def replaced_loss(self, y: Real, rate: Real) -> RealArray:
         """Return log p/q of a release with a record replaced, to full precision.
@@ -454,19 +455,21 @@ class NoiseFormulas:
         rises = own >= 0
         sign, size = xp.where(rises, 1.0, -1.0), xp.abs(own)
         log_share = xp.minimum(xp.log(rate) + xp.where(regular, xp.where(rises, other - q, one - p), 0.0), 0.0)
-        large = size > _LARGE
+        large = size > _LARGE_LOSS
         near = xp.log1p(xp.exp(log_share) * xp.expm1(xp.where(large, 0.0, size)))
         far = xp.logaddexp(log_or_never(-xp.expm1(log_share)), size + log_share)
         return xp.where(regular, sign * xp.where(large, far, near), log_ratio(p, q))
 
-    def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
-        uncut = self.split(_REPLACED)
-        left, right = self.within_reach(uncut, _REPLACED)
+    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
+        uncut = self.split(_REPLACED_POSITIONS)
+        left, right = self.within_reach(uncut, _REPLACED_POSITIONS)
         intervals = None
         if len(self.noise.edges) == 0 and namespace(rate) is np:  # The density is log-concave, so the loss is monotone.
             shares = np.array([[1 - rate, rate, 0.0], [1 - rate, 0.0, rate]])
             loss = self.replaced_loss
-            intervals = self._intervals(uncut, lambda x, _: loss(x, rate), None, _REPLACED, shares, _LOSS_REPLACED)
+            intervals = self._intervals(
+                uncut, lambda x, _: loss(x, rate), None, _REPLACED_POSITIONS, shares, _UNITS_OF_REPLACED_LOSS
+            )
         pieces = self._replaced_pieces(left, right, right - left, rate)
         pieces = replace(pieces, beyond=(uncut.left, uncut.right), intervals=intervals)
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
@@ -478,7 +481,7 @@ class NoiseFormulas:
             lambda x, _: self.replaced_logs(x, rate)[0],
             lambda x, _: self.replaced_logs(x, rate)[1],
             lambda x, _: self.replaced_loss(x, rate),
-            self._steepness(_REPLACED),
+            self._steepness(_REPLACED_POSITIONS),
             few=_panels_of(left, self.panels_replaced),
         )
 
@@ -544,7 +547,7 @@ class PolynomialFormulas(NoiseFormulas):
         finite = xp.isfinite(pieces.width)
         low, high = xp.where(finite, left, 0.0), xp.where(finite, right, 0.0)
         top = source.log_prob(without_derivative(xp.clip(0.0 * low, low, high)))
-        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _SHORT)
+        short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _MAX_LOG_CHANGE_OF_MASS)
         width = xp.where(short, pieces.width, 0.0)[:, None]
         by_nodes = (width * like(_WEIGHTS, low) * source.prob(low[:, None] + width * like(_NODES, low))).sum(-1)
         return xp.where(short, by_nodes, source.mass(left, right))
@@ -657,9 +660,9 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
         """
-        pieces, source = self.split(_REPLACED), self.source
+        pieces, source = self.split(_REPLACED_POSITIONS), self.source
         xp = namespace(pieces.left, rate)
-        places = self.D * xp.array(_REPLACED, pieces.left.dtype)
+        places = self.D * xp.array(_REPLACED_POSITIONS, pieces.left.dtype)
         rising = xp.isfinite(pieces.left)
         origin = xp.where(rising, pieces.left, pieces.right)
         slopes = xp.where(rising, 1.0, -1.0)[:, None] * source.score(pieces.at)
@@ -699,8 +702,8 @@ class ExponentialFormulas(PolynomialFormulas, density_form="exponential"):
 
         return sum_of_pieces(of_pieces, len(width))
 
-    def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
-        left, right, width = (each[1:-1] for each in self.split(_REPLACED)[:3])
+    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
+        left, right, width = (each[1:-1] for each in self.split(_REPLACED_POSITIONS)[:3])
         pieces = PrivacyLossDistribution.of_pieces(self._replaced_pieces(left, right, width, rate))
         # Beyond all knots the loss is constant; the last knot is that of q's part.
         near, middle, far = (floating(self.noise.sf(self.knots.max() + k * self.D))[None] for k in range(3))
@@ -755,8 +758,8 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         return np.inf + 0 * self.D
 
     @property
-    def _reach(self) -> tuple[Real, Real]:
-        reach = _REACH * self.source.sigma + floating(self.xp.zeros(()))
+    def _reach(self) -> tuple[Any, Any]:
+        reach = _MAX_DEVIATIONS * self.source.sigma + floating(self.xp.zeros(()))
         return -reach, reach
 
     def hockey_stick(self, side: int = 1) -> Curve:
@@ -803,7 +806,7 @@ class GaussianFormulas(PolynomialFormulas, density_form="gaussian"):
         a = self.D / sigma
         if len(self.noise.edges) == 0:
             return sum_of_pieces(lambda eps: _of_one_gaussian_replaced(a, rate, eps), gaussian_integrals.VALUES)
-        pieces = self.split(_REPLACED)
+        pieces = self.split(_REPLACED_POSITIONS)
         left, right, width = (in_units(end, sigma) for end in pieces[:3])
         free, own, other = pieces.weights.T
 
@@ -950,8 +953,8 @@ class StepFormulas(PolynomialFormulas, density_form="constant"):
         pair = Atoms(losses.p, losses.q)
         return pair.hockey_stick() if side > 0 else pair.nearest_curve()
 
-    def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
-        pieces = self.split(_REPLACED)
+    def replaced_privacy_loss(self, rate: Any) -> PrivacyLossDistribution:
+        pieces = self.split(_REPLACED_POSITIONS)
         at = (pieces.left + pieces.right) / 2
         mass, logs = pieces.width * self.copies(at), self.replaced_logs(at, rate)
         p, q = (mass * namespace(mass).exp(log) for log in logs)

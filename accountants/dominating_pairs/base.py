@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, largest_of, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree, pytree
 
@@ -238,13 +238,13 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     def at(epsilon: RealArray) -> Real:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         capped = xp.minimum(epsilon, cap(epsilon.dtype))
-        return xp.clip(xp.stack([stick(capped) for stick in sticks]).max(0), 0.0, 1.0)
+        return xp.clip(largest_of([stick(capped) for stick in sticks]), 0.0, 1.0)
 
     return at
 
 
 # The most values, of all pieces at several eps, that are computed together.
-_TOGETHER = 1 << 18
+_MAX_BLOCK = 1 << 18
 
 
 def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
@@ -256,7 +256,7 @@ def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
         return namespace(values).where(values < 0, 0.0, values).sum(-1)
 
     def in_blocks(eps: RealArray) -> RealArray:
-        together = max(1, _TOGETHER // count)
+        together = max(1, _MAX_BLOCK // count)
         if np.size(eps) <= together:
             return at(eps)
         if namespace(eps) is jnp:

@@ -190,7 +190,7 @@ _MAX_ROW_PAIRS = 3  # The most pairs of rows that bound a table from below.
 # A profile is raised by this, which is more than rounding lowers the sum of masses that add up to 1.
 _ROUNDING = 8 * 2.0**-53
 # Points are left out where the profile is this close to the chord without them, which is never below the profile.
-_STRAIGHT = 1e-13
+_CHORD_TOLERANCE = 1e-13
 
 
 @proven("worst_pairs#6-tables-row-by-row")
@@ -239,7 +239,7 @@ def _dots(p: np.ndarray, cells: int) -> np.ndarray:
 def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     """Return few points, with the first and last, whose linear interpolation is a convex f up to rounding."""
     corners = np.array([0, len(t) - 1])
-    while (above := np.interp(t, t[corners], f[corners]) - f).max() > _STRAIGHT:
+    while (above := np.interp(t, t[corners], f[corners]) - f).max() > _CHORD_TOLERANCE:
         corners = np.sort(np.append(corners, above.argmax()))
     return corners
 

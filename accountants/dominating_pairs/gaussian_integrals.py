@@ -28,21 +28,21 @@ from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace,
 
 _STANDARD = Gaussian(1.0)
 _NODES, _WEIGHTS = gauss_legendre(12)
-_PANELS = 8
+_PANELS = 8  # The panels of an integral, of 12 nodes each.
 _PANEL_NODES = ((np.arange(_PANELS)[:, None] + _NODES) / _PANELS).ravel()
 _PANEL_WEIGHTS = np.tile(_WEIGHTS / _PANELS, _PANELS)
 VALUES = _PANEL_NODES.size  # The values from which one integral is computed.
 # A density below e^-40 of the largest one is negligible: it is less than half a unit in the last place.
 _NEGLIGIBLE = 40.0
 # The difference of masses is used where it is at least this share of the first one.
-_SHARE = 0.25
+_MIN_DIFFERENCE = 0.25
 # Masses up to this, in units of the least normal float, may have lost digits.
-_LEAST = 1e12
-_STEEP = 16.0  # The slopes of the loss that nodes resolve.
+_MIN_RESOLVED = 1e12
+_MAX_STEEPNESS = 16.0  # The slopes of the loss that nodes resolve.
 # A bound on the relative error of a mass, in units in the last place times 1 + the square of its position.
 _UNITS = 16
 # Beyond this point no mass is left; its square is finite.
-_LARGE = 1e10
+_MAX_POSITION = 1e10
 
 
 def gain(start: np.ndarray, width: np.ndarray, a: Real, lead: np.ndarray) -> tuple[Real, Real, Real]:
@@ -63,13 +63,13 @@ def endless_gain(start: RealArray, a: Real) -> RealArray:
 def _difference(start: RealArray, width: RealArray, a: Real, lead: RealArray, p: Real, q: Real) -> RealArray:
     xp = namespace(start, width, a, lead)
     kind = xp.finfo(xp.result_type(start, width, a, lead))
-    steep = xp.minimum(a, _LARGE)
+    steep = xp.minimum(a, _MAX_POSITION)
     factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(kind.max))))
     apart = p - factor * q
     error = kind.eps * _UNITS * (steep * (abs(start) + steep) + lead) * q
     error = _mass_error(start, width, p) + factor * (_mass_error(start + a, width, q) + error)
     # A tail below the floats is 0.
-    near = (apart < _SHARE * p) | ((q < _LEAST * float(kind.tiny)) & (p > 0) & (steep < _STEEP))
+    near = (apart < _MIN_DIFFERENCE * p) | ((q < _MIN_RESOLVED * float(kind.tiny)) & (p > 0) & (steep < _MAX_STEEPNESS))
     summed = _where_any(near, _by_nodes, start, width, a, lead)
     summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, width) ** 2)))
     return xp.where(near, summed, apart + without_derivative(error))
@@ -121,7 +121,7 @@ def _where_any(needed: Any, function: Callable[..., Any], *values: Real) -> Real
 def _nearest(start: RealArray, width: RealArray) -> RealArray:
     """Return the distance from 0 of the nearest point of the interval, clipped to where it matters."""
     xp = namespace(start, width)
-    return xp.clip(xp.maximum(start, -(start + width)), 0.0, _LARGE)
+    return xp.clip(xp.maximum(start, -(start + width)), 0.0, _MAX_POSITION)
 
 
 def _by_nodes(start: RealArray, width: RealArray, a: RealArray, lead: RealArray) -> RealArray:

@@ -46,7 +46,8 @@ from accountants.privacy_loss import sampled_loss
 from accountants.shuffle.bracket import lower_hull
 from dpkernels.numerics import Real, ndtri
 
-_Details, _Unsupported = dp_accounting.PrivacyAccountant.CompositionErrorDetails, dp_accounting.UnsupportedEventError
+_Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
+_Unsupported = dp_accounting.UnsupportedEventError
 
 # A discrete Laplace event has one outcome for each integer up to its sensitivity.
 _MAX_OUTCOMES = 1 << 20
@@ -62,8 +63,10 @@ def _event_class(name: str) -> Any:
     return getattr(events, name, type(name, (), {}))
 
 
-_EpsilonDelta, _Exponential = _event_class("EpsilonDeltaDpEvent"), _event_class("ExponentialMechanismDpEvent")
-_PermuteAndFlip, _DiscreteGaussian = _event_class("PermuteAndFlipDpEvent"), _event_class("DiscreteGaussianDpEvent")
+_EpsilonDelta = _event_class("EpsilonDeltaDpEvent")
+_Exponential = _event_class("ExponentialMechanismDpEvent")
+_PermuteAndFlip = _event_class("PermuteAndFlipDpEvent")
+_DiscreteGaussian = _event_class("DiscreteGaussianDpEvent")
 
 
 class Accountant(dp_accounting.PrivacyAccountant):

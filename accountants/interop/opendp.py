@@ -40,9 +40,9 @@ from dpkernels.numerics import RealArray
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.
-_STEP = 2.0**-20
+_EPSILON_STEP = 2.0**-20
 # No value of the data is further out, so that infinities are read as finite values.
-_FARTHEST = 2.0**1000
+_MAX_VALUE = 2.0**1000
 
 
 def make_measurement(mechanism: object, *, delta: float | None = None, T: type = float) -> dp.Measurement:
@@ -124,7 +124,7 @@ def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tu
         weights = np.array([float(weight) for weight in table.outcomes]) / table.total
         pair = shifted_pair(weights, min(cells, len(weights)))
         level = accountants.guarantee(accountants.discrete_pair(pair.p, pair.q)).bracket(delta=at)[1]
-        return math.ceil(level / _STEP) * _STEP if math.isfinite(level) else level
+        return math.ceil(level / _EPSILON_STEP) * _EPSILON_STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:
         cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / spacing), table.points_per_bin))
@@ -175,7 +175,7 @@ def _release(form: object, T: type) -> Callable[[Any], Any]:
     def release(x: RealArray) -> Any:
         values = np.asarray(x, float)
         if T is float:  # It moves no two values apart, and without it an infinity would be an error, which shows it.
-            values = np.clip(values, -_FARTHEST, _FARTHEST)
+            values = np.clip(values, -_MAX_VALUE, _MAX_VALUE)
         return dpk.perturb(values, form, clip=T is float).tolist()
 
     return release

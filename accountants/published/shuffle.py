@@ -11,7 +11,7 @@ from accountants.shuffle.blanket import worst_inputs
 from dpkernels import checks
 from dpkernels.solve import root
 
-_BEYOND = 12.0  # Deviations of how many reports hide one that are summed over.
+_DEVIATIONS = 12.0  # Deviations of how many reports hide one that are summed over.
 
 
 def published_closed_form(level: float, n: int, delta: float) -> float:
@@ -53,7 +53,7 @@ def _hidden(n: int, p: float, alpha: float, clones: float, epsilon: float) -> fl
     from scipy.stats import binom  # Imported on use: it takes 0.2 s.
 
     E, mean = math.exp(epsilon), (n - 1) * clones
-    reach = _BEYOND * math.sqrt(mean * (1 - clones)) + 2 * _BEYOND
+    reach = _DEVIATIONS * math.sqrt(mean * (1 - clones)) + 2 * _DEVIATIONS
     s = np.arange(max(math.floor(mean - reach), 0), min(math.ceil(mean + reach), n) + 1)
     weight = 2 * alpha * binom.pmf(s - 1, n - 1, clones)
     slope, base = weight / np.maximum(s, 1) * (p - 1) * (1 + E), weight * (1 - E * p)

@@ -35,7 +35,7 @@ from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
-_PLACES = 1e-11  # More than the relative error of a sum of ratios.
+_LOSS_ERROR = 1e-11  # More than the error of a loss: the relative error of a sum of ratios.
 
 
 @proven("schemes#3-random-allocation")
@@ -61,7 +61,7 @@ class Allocated(TablePair):
         mass = mass * (1 + side * total.rounding)
         infinite += total.excess / steps * (1 + total.rounding)
         table = Table.of_ratios(value / steps, mass, infinite, self.removed)
-        return Table(table.loss + side * _PLACES, table.mass, table.infinite)
+        return Table(table.loss + side * _LOSS_ERROR, table.mass, table.infinite)
 
     def hockey_stick(self) -> Curve:
         if namespace(*jax.tree.leaves(self)) is np:

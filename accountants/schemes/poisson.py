@@ -25,12 +25,12 @@ from accountants.dominating_pairs.base import Curve, DominatingPair, upper
 from accountants.dominating_pairs.sampled import Sampled
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, largest_of, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 # The relative error allowed for the probability that a sample is full, and for that of a record in a full sample.
-_OF_BINOMIAL = 1e-9
+_BINOMIAL_ERROR = 1e-9
 
 
 def amplified_budget(epsilon: Real, delta: Real, rate: Real) -> tuple[Real, Real]:
@@ -95,9 +95,9 @@ class Truncated(DominatingPair):
     def _parts(self) -> tuple[tuple[Any, Sampled], tuple[Any, Sampled]]:
         """Return (weight, pair) of both cases, with weights that are rounded up."""
         xp = namespace(self.full, self.kept)
-        kept = xp.minimum(self.kept * (1 + _OF_BINOMIAL), 1.0)
+        kept = xp.minimum(self.kept * (1 + _BINOMIAL_ERROR), 1.0)
         near, far = Sampled(self.one, self.rate, self.removed), Sampled(self.other, kept, self.removed)
-        return (1 - self.full * (1 - _OF_BINOMIAL), near), (self.full * (1 + _OF_BINOMIAL), far)
+        return (1 - self.full * (1 - _BINOMIAL_ERROR), near), (self.full * (1 + _BINOMIAL_ERROR), far)
 
     def hockey_stick(self) -> Curve:
         parts = [(weight, upper(pair)) for weight, pair in self._parts]
@@ -107,8 +107,7 @@ class Truncated(DominatingPair):
         return self.attained()[0].lower_hockey_stick()
 
     def largest_loss(self) -> Real:
-        levels = [pair.largest_loss() for _, pair in self._parts]
-        return namespace(*levels).stack(levels).max()
+        return largest_of([pair.largest_loss() for _, pair in self._parts])
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         return join([pair.privacy_loss().scaled(weight) for weight, pair in self._parts])
@@ -119,7 +118,7 @@ class Truncated(DominatingPair):
     def attained(self) -> tuple[DominatingPair, ...]:
         """Return the pair where all other records add 0: a Poisson sample of the rate at which the record is kept."""
         rate = (1 - self.full) * self.rate + self.full * self.kept
-        return (Sampled(self.one, rate * (1 - 2 * _OF_BINOMIAL), self.removed),)
+        return (Sampled(self.one, rate * (1 - 2 * _BINOMIAL_ERROR), self.removed),)
 
     def check(self) -> None:
         for name in ("rate", "full", "kept"):

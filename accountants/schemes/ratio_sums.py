@@ -25,7 +25,7 @@ HALF = 1024  # N: the points of a zone on either side of the origin.
 _LIGHT = 1e-280  # Lighter masses are left out, and counted in the excess or not at all.
 _LOWEST_MASS = 1e-15  # The share of the mass, of the least values, that the least zone need not resolve.
 _NEGLIGIBLE = 1e-40  # A mass, and a first moment, that are negligible.
-_NARROW = 0.5  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
+_CENTRED_WIDTH = 0.5  # The width of half the mass, relative to its middle, from which on the origin is in the middle.
 _OFF_MIDDLE = 0.25  # The distance of the origin from the middle, relative to that width, from which on it is moved.
 _MIN_WIDTH = HALF / 2  # The least number of steps in that width, if the origin is in the middle.
 _MAX_WIDTH = HALF  # The most of them.
@@ -118,7 +118,7 @@ class RatioSum:
         """Return the law with the origin and the step that its middle half needs."""
         low, middle, high = self.quartiles
         width = high - low
-        if self.origin == 0.0 and width > _NARROW * middle:
+        if self.origin == 0.0 and width > _CENTRED_WIDTH * middle:
             return self.coarsened(max(self.level, _least_level(*self.points())))
         law = self
         if abs(middle - self.origin) > _OFF_MIDDLE * width:

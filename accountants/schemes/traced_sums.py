@@ -24,9 +24,9 @@ from dpkernels.numerics import Real, RealArray
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.
-_SHARE = 50  # The central difference in t is at t -/+ t/50, or 1.
-_REACH = 1e-16  # The mass beyond all losses of a table.
-_REMEMBERED = 8
+_DIFFERENCE_DIVISOR = 50  # The central difference in t is at t -/+ t/50, or 1.
+_NEGLIGIBLE = 1e-16  # The mass beyond all losses of a table.
+_MAX_REMEMBERED = 8  # How many sums are remembered.
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
     return _sum_of(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_MAX_REMEMBERED)
 def _sum_of(ratio: bytes, mass: bytes, count: int) -> _Sum:
     value, masses = np.zeros(1), np.ones(1)
     if count > 0:
@@ -107,7 +107,7 @@ def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
     by_epsilon = scale * whole / count - mass_beyond if removed else -np.exp(epsilon) * mass_beyond
     by_steps = np.zeros(np.shape(epsilon))
     if in_steps:
-        apart = max(count // _SHARE, 1)
+        apart = max(count // _DIFFERENCE_DIVISOR, 1)
         low, high = max(count - apart, 1), count + apart
         by_steps = (_divergence(removed, numbers, high) - _divergence(removed, numbers, low)) / (high - low)
     scale = np.asarray(scale)[..., None]
@@ -170,8 +170,8 @@ def _dots(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray)
     count = round(float(steps))
     total = _sum(ratio, mass, count)
     (below, firsts), (above, moments) = total.below, total.above
-    start = int(np.searchsorted(below if removed else firsts / count, _REACH))
-    stop = int(np.searchsorted(-(above if removed else moments / count), -_REACH))
+    start = int(np.searchsorted(below if removed else firsts / count, _NEGLIGIBLE))
+    stop = int(np.searchsorted(-(above if removed else moments / count), -_NEGLIGIBLE))
     value = np.unique(np.maximum(total.value[max(start - 1, 0) : stop + 1], 1e-300)) / count
     place = np.linspace(0, len(value) - 1, DOTS)
     loss = np.interp(place, np.arange(len(value)), np.log(value))

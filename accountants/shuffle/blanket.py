@@ -233,7 +233,7 @@ def _(mechanism: PrefixSampler) -> WorstInputs:
     raise TypeError("mechanism: reports of prefixes have no known blanket; shuffle reports of one level")
 
 
-_NEAR = (
+_NEEDS_ANY_INPUTS = (
     "mechanism: is private only for inputs within a sensitivity; a person's input may change to any other, so shuffled "
     "reports need a mechanism that is eps0-DP for any two inputs"
 )
@@ -241,7 +241,7 @@ _NEAR = (
 
 @worst_inputs.register
 def _(mechanism: CentralPiecewise) -> WorstInputs:
-    raise ValueError(_NEAR)
+    raise ValueError(_NEEDS_ANY_INPUTS)
 
 
 @worst_inputs.register(Multivariate)
@@ -369,7 +369,7 @@ def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndar
 def _(mechanism: Any) -> WorstInputs:
     rows, _, sensitivity = table_of_rows(mechanism)
     if sensitivity is not None:
-        raise ValueError(_NEAR)
+        raise ValueError(_NEEDS_ANY_INPUTS)
     return worst_inputs(rows)
 
 

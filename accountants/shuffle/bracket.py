@@ -28,7 +28,7 @@ _MAX_EPSILON = 700.0
 _MASS_ERROR = 1e-12  # That of probabilities.
 _VALUE_ERROR = 1e-14  # That of sums of L.
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
-_MOVED = 1e-9
+_CELL_MARGIN = 1e-9
 _UNIT = 2.0**-53  # The rounding of a float.
 _LEVEL_RTOL = 1e-12  # A bound on the relative error of the level.
 _LEVEL_ATOL = 64 * 2.0**-53  # A bound on its absolute error: a small level is the log of a ratio near 1.
@@ -39,16 +39,17 @@ _MAX_OUTCOMES = 1 << 12  # The most outcomes of a sum that is added to itself.
 # The relative error of a bound by its grids. Sums of few reports may have few outcomes, and then the error is that of
 # the outcome at 0, of first order in the step.
 _RTOL = 1e-5
-_RTOL_OF_FEW = 5e-7
+_FEW_RTOL = 5e-7
 _MIN_POINTS = 64.0  # The least points of the last grid in a deviation of the sum.
 _COARSER_GRIDS = 12  # How many coarser grids are tried, each with half of the points of the one before.
 _FINER_GRIDS = 2  # The grids of a lower bound.
 _FINER = 5.0  # How much finer each of them is than the one before.
 _NARROW_ENOUGH = 1e-3  # If a grid raises the bound by no more than this share of it, it is the last one.
-_NARROW = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
-_TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound.
+_MIN_DEVIATION = 1e-2  # A sum may have one likely value. A grid covers at least this share of the losses' range.
+_MAX_TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound.
 _MAX_CELLS = 1 << 20  # The most points of one distribution on a grid.
-_DOTS = np.linspace(0.0, 1.0, 257)
+# Places, as shares of the range of losses, at which a bound of them is evaluated.
+_INNER_SHARES = np.linspace(0.0, 1.0, 257)
 _MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _MAX_TILTED = 1.0  # The largest tilt times the step that a grid resolves.
 _MIN_STEP = 1e-7  # The first extra step of eps away from the estimate, relative to that, or to 1e-12 next to 0.
@@ -100,10 +101,10 @@ class ReportLoss:
     def trimmed(self, n: int, c: float, side: int) -> ReportLoss:
         """Return the losses without those far below 0, which would need a wide grid and a large slack.
 
-        For an upper bound they are raised to a loss that still changes K(c) by at most ``_TRIMMED``. For a lower bound
-        they are dropped: sums that contain one count as 0.
+        For an upper bound they are raised to a loss that still changes K(c) by at most ``_MAX_TRIMMED``. For a lower
+        bound they are dropped: sums that contain one count as 0.
         """
-        least = -math.log(n / _TRIMMED) / c
+        least = -math.log(n / _MAX_TRIMMED) / c
         far = self.value + self.slack < least
         if not far.any():
             return self
@@ -125,7 +126,7 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
     gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS_ERROR)
     least, most = gamma * (1 - _MASS_ERROR - E * high), gamma * (high - E)  # Of all pairs.
     losses = [blanket.p - E * blanket.q for blanket in blankets]
-    inner = np.concatenate([*losses, least + (most - least) * _DOTS, [0.0, 1 - E]])
+    inner = np.concatenate([*losses, least + (most - least) * _INNER_SHARES, [0.0, 1 - E]])
     t = np.unique(np.clip(inner, least, most))
     t = t[np.append(np.diff(t) > 1e-9 * (most - least), True)]
     t[0] = least
@@ -152,7 +153,7 @@ def _tilt(one: LossSum | ReportLoss, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
     with np.errstate(all="ignore"):
         c, variance = saddle_point(one.mass, one.value, n)
-    return float(c), max(math.sqrt(variance), _NARROW * float(np.ptp(one.value)))
+    return float(c), max(math.sqrt(variance), _MIN_DEVIATION * float(np.ptp(one.value)))
 
 
 @proven("shuffle#proof")
@@ -160,7 +161,7 @@ def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
     """Return the distribution with every value split between the grid points around it, its mean kept or raised."""
     place = (part.value + part.slack) / step
     k, first, size = _cells(place)
-    up = np.minimum(place - k + _MOVED, 1.0)
+    up = np.minimum(place - k + _CELL_MARGIN, 1.0)
     mass = np.bincount(k - first, part.mass * (1 - up), size) + np.bincount(k - first + 1, part.mass * up, size)
     return Masses(mass * (1 + _MASS_ERROR * part.reports), first, 0.0, 0.0, count)
 
@@ -178,14 +179,14 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
 @proven("shuffle#proof")
 def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
-    place = (part.value - part.slack) / step - _MOVED
+    place = (part.value - part.slack) / step - _CELL_MARGIN
     k, first, size = _cells(place)
     mass = part.mass * (1 - _MASS_ERROR * part.reports - _UNIT * len(part.value))
     f, at_outcomes = _stop_loss(place - first, mass, size)
     share = place - k
     over = np.zeros(size + 1)
     np.maximum.at(over, k - first + 1, (1 - share) * f[k - first] + share * f[k - first + 1] - at_outcomes)
-    wanted = np.maximum(over[1:], over[:-1]) + _MOVED * over.max()
+    wanted = np.maximum(over[1:], over[:-1]) + _CELL_MARGIN * over.max()
     capped = f <= wanted
     f = np.where(capped | np.append(capped[1:], True), 0.0, f - wanted)
     grid, total = np.arange(size, dtype=float), mass.sum()
@@ -243,7 +244,7 @@ def _bound(loss: ReportLoss, n: int, side: int) -> float:
     parts = parts if trimmed is loss else _parts(one, n)
     c, deviation = _tilt(one, n)
     grids = _Grids(parts, c, deviation, side)
-    error = _RTOL if stages_of(max(count for _, count in parts)) else _RTOL_OF_FEW
+    error = _RTOL if stages_of(max(count for _, count in parts)) else _FEW_RTOL
     if side > 0:
         return min(grids.bound(error), _chernoff_bound(one, n, c))
     # Where outcomes are sparse, a polygon on a grid loses more than its square.

@@ -30,7 +30,7 @@ from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace, plain
+from dpkernels.numerics import Real, largest_of, namespace, plain
 from dpkernels.proven import proven
 
 NEIGHBOURING = (
@@ -317,7 +317,7 @@ def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Array, le
 
     def largest(at: Array) -> Array:
         if quantity == "epsilon":
-            return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
-        return jnp.exp(jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max())
+            return largest_of([integral_epsilon(blanket, n, at, level) for blanket in blankets])
+        return jnp.exp(largest_of([integral_log_delta(blanket, n, at)[0] for blanket in blankets]))
 
     return jax.lax.map(largest, at.ravel()).reshape(at.shape)

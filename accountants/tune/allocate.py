@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 OBJECTIVES = ("variance", "largest")
 _LEVELS = 8  # Of ratios of sensitivity to scale, of noise whose composition has no closed form.
-_TURNS = 3  # Of the search by gradients of the composed epsilon.
-_STEP = 1e-3  # Of a difference in a logarithm.
-_ATTEMPTS = 40
+_MAX_ITERATIONS = 3  # Of the search by gradients of the composed epsilon.
+_DIFFERENCE = 1e-3  # Of a difference in a logarithm.
+_MAX_ATTEMPTS = 40  # The most factors that are tried until a bound suffices.
 _HALVINGS = 50  # Of the interval of a claim's epsilon.
 
 
@@ -279,10 +279,10 @@ class Problem:
         levels, which = np.unique(ratios, return_inverse=True)
         A, n = (np.bincount(which, values) for values in (self.weights * self.sensitivities**2, np.ones(self.size)))
         q = 1.0 if self.kind == "pure" else 2.0
-        gains: RealArray = n.copy()
-        for turn in range(_TURNS):
+        gains: Any = n.copy()
+        for turn in range(_MAX_ITERATIONS):
             levels = (A / gains) ** (1 / (2 + q))
-            if self.kind != "composed" or turn == _TURNS - 1:
+            if self.kind != "composed" or turn == _MAX_ITERATIONS - 1:
                 break
             levels = levels * self._factor(levels, n)
             gains = self._gains(levels, n) / levels**q
@@ -298,8 +298,8 @@ class Problem:
         differences = []
         for i in range(len(levels)):
             up, down = levels.copy(), levels.copy()
-            up[i] *= 1 + _STEP
-            down[i] /= 1 + _STEP
+            up[i] *= 1 + _DIFFERENCE
+            down[i] /= 1 + _DIFFERENCE
             differences.append(self._epsilon_at_levels(up, counts) - self._epsilon_at_levels(down, counts))
         return np.maximum(np.array(differences), 1e-12)
 
@@ -389,7 +389,7 @@ def within_budget(scaled: Callable[[float], tuple[T, float]], epsilon: float, fa
 
     ``scaled`` maps a factor to what it gives and a bound of its epsilon, which is about proportional to the factor.
     """
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(_MAX_ATTEMPTS):
         result, bound = scaled(factor)
         if bound <= epsilon:
             return result, bound

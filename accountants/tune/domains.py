@@ -18,9 +18,9 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
-_END = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
+_END_SHARE = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
 # Where z of a closed interval starts at the nearest, as shares of the interval: at an end its map is flat.
-_STEEP = 1e-3, 1 - 1e-3
+_START_SHARES = 1e-3, 1 - 1e-3
 
 
 class Domain(abc.ABC):
@@ -74,13 +74,13 @@ class GreaterThan(Domain):
         return self.low + self.unit * namespace(z).exp(z)
 
     def z_of(self, value: Real) -> Real:
-        return np.log(np.maximum((value - self.low) / self.unit, _END))
+        return np.log(np.maximum((value - self.low) / self.unit, _END_SHARE))
 
     def __contains__(self, value: Real) -> bool:
-        return bool((value - self.low) / self.unit >= -_END)
+        return bool((value - self.low) / self.unit >= -_END_SHARE)
 
     def is_at_end(self, value: Real) -> bool:
-        return bool((value - self.low) / self.unit <= _END)
+        return bool((value - self.low) / self.unit <= _END_SHARE)
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class _Interval(Domain):
 
     def __contains__(self, value: Real) -> bool:
         share = self.share(value)
-        return bool(np.all((share >= -_END) & (share <= 1 + _END)))
+        return bool(np.all((share >= -_END_SHARE) & (share <= 1 + _END_SHARE)))
 
     def is_at_end(self, value: Real) -> bool:
         share = self.share(value)
-        return not np.all((share > _END) & (share < 1 - _END))
+        return not np.all((share > _END_SHARE) & (share < 1 - _END_SHARE))
 
 
 @_domain
@@ -115,7 +115,7 @@ class OpenInterval(_Interval):
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
     def z_of(self, value: Real) -> Real:
-        share = np.clip(self.share(value), _END, 1 - _END)
+        share = np.clip(self.share(value), _END_SHARE, 1 - _END_SHARE)
         return np.log(share / (1 - share))
 
 
@@ -128,7 +128,7 @@ class Between(_Interval):
         return self.low + (self.high - self.low) * namespace(z).sin(z / 2 + np.pi / 4) ** 2
 
     def z_of(self, value: Real) -> Real:
-        return 2 * np.arcsin(np.sqrt(np.clip(self.share(value), *_STEEP))) - np.pi / 2
+        return 2 * np.arcsin(np.sqrt(np.clip(self.share(value), *_START_SHARES))) - np.pi / 2
 
 
 @_domain

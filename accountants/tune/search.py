@@ -170,8 +170,9 @@ def _traced(family: Family, objective: Objective, z: Array, solved: Array) -> tu
     return value, spends, slopes
 
 
-# The second takes three times as long to compile, and half as long to run.
-QUICK, OPTIMISED = jax.jit(_traced, compiler_options=QUICKLY_COMPILED), jax.jit(_traced)
+QUICK = jax.jit(_traced, compiler_options=QUICKLY_COMPILED)
+# This one takes three times as long to compile, and half as long to run.
+OPTIMISED = jax.jit(_traced)
 
 
 def search(

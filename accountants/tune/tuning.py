@@ -28,10 +28,12 @@ _MAX_STARTS = 64  # The most by default.
 _POINTS = 3  # The points of a start for one free number; each further one needs twice as many.
 _MAX_POINTS = 12  # The most of them.
 _MAX_ALLOWED = 100_000  # The most starts and turns that a caller may ask for.
-_NEAR = 1 / 6  # The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
-_COLD = 20  # Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
-_MANY = 200  # So many budgets are worth an optimised program.
-_TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
+# The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
+_SECOND_SEARCH_WIDTH = 1 / 6
+# Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
+_RESTART_INTERVAL = 20
+_MIN_OPTIMISED = 200  # So many budgets are worth an optimised program.
+_MAX_TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
 
 
 class SweepResult(NamedTuple):
@@ -279,7 +281,7 @@ def many(
     rows = [jax.tree.unflatten(tree, [column[at] for column in columns]) for at in order]
     limits = _limits(turns, optimizer)
     with jax.enable_x64(True):
-        program = QUICK if len(rows) < _MANY else OPTIMISED
+        program = QUICK if len(rows) < _MIN_OPTIMISED else OPTIMISED
         cost = Cost(rows[0], chosen, program=program if rows[0].domains else None)
         descents, members = _swept(cost, rows, starts, *limits), []
         for at, row, descent in zip(order, rows, descents, strict=True):
@@ -311,7 +313,7 @@ def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
         cost.family = row
         near = descents[-1] if row.domains and descents and descents[-1].value < np.inf else None
         descent = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
-        is_cold = row.needs_second_search or number % _COLD == 0 or number == len(rows) - 1
+        is_cold = row.needs_second_search or number % _RESTART_INTERVAL == 0 or number == len(rows) - 1
         if is_cold or descent.value == np.inf:
             descent = min(
                 descent,
@@ -381,7 +383,7 @@ def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: ob
     lowest = search(cost, points, turns, optimizer)
     if not cost.family.needs_second_search or lowest.value == np.inf:
         return lowest
-    again = search(cost, lowest.z + _NEAR * (points - points.mean((0, 1))), turns, optimizer)
+    again = search(cost, lowest.z + _SECOND_SEARCH_WIDTH * (points - points.mean((0, 1))), turns, optimizer)
     return min(lowest, again, key=lambda result: result.value)
 
 
@@ -398,7 +400,7 @@ def _by_search(
     program = QUICK if points.shape[-1] > 1 and not wanted else None
     cost = Cost(as_float64(family), as_float64(objective), wanted, program)
     with jax.enable_x64(True):
-        for _ in range(_TIGHTENINGS):
+        for _ in range(_MAX_TIGHTENINGS):
             if cost.constraints and points.size:
                 lowest = search_constrained(cost, points, turns, optimizer, near)
             elif near is not None and points.size:

@@ -24,9 +24,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dpkernels.decimals import rational
 from dpkernels.proven import proven
 
-_LARGEST = Fraction(sys.float_info.max)
-_MOST_DIGITS = 400  # after the point, of an amount that is printed in full
-_MOST_PLACES = 1000  # after the point, of a Decimal: the fraction of one with a huge exponent would fill the memory
+_MAX_FLOAT = Fraction(sys.float_info.max)  # The largest float: greater amounts are refused.
+_MAX_DIGITS = 400  # after the point, of an amount that is printed in full
+_MAX_PLACES = 1000  # after the point, of a Decimal: the fraction of one with a huge exponent would fill the memory
 
 
 class EpsilonDelta(NamedTuple):
@@ -37,6 +37,9 @@ class EpsilonDelta(NamedTuple):
 
     def __str__(self) -> str:
         return f"epsilon {format_amount(self.epsilon)}, delta {format_amount(self.delta)}"
+
+    def __repr__(self) -> str:
+        return f"EpsilonDelta(epsilon={format_amount(self.epsilon)}, delta={format_amount(self.delta)})"
 
 
 class Rho(NamedTuple):
@@ -58,9 +61,9 @@ def amount(name: str, value: object) -> Fraction:
     with suppress(ValueError, ArithmeticError):  # of NaN and infinities
         if (exact := _exact(number)) is None:
             raise TypeError(f"{name}: {value!r} is not a number of a type whose exact value is known")
-        if 0 <= exact <= _LARGEST:
+        if 0 <= exact <= _MAX_FLOAT:
             return exact
-    raise ValueError(f"{name}: {value} is not a finite number of at least 0, with up to {_MOST_PLACES} decimal places")
+    raise ValueError(f"{name}: {value} is not a finite number of at least 0, with up to {_MAX_PLACES} decimal places")
 
 
 def _exact(number: Any) -> Fraction | None:
@@ -71,7 +74,7 @@ def _exact(number: Any) -> Fraction | None:
         return rational(number)
     if isinstance(number, Rational):
         return Fraction(int(number.numerator), int(number.denominator))
-    if isinstance(number, Decimal) and number.is_finite() and abs(int(number.as_tuple().exponent)) > _MOST_PLACES:
+    if isinstance(number, Decimal) and number.is_finite() and abs(int(number.as_tuple().exponent)) > _MAX_PLACES:
         raise ValueError
     if getattr(getattr(number, "dtype", None), "kind", "") == "V":  # bfloat16 and others that a float holds exactly
         number = float(number)
@@ -130,10 +133,10 @@ def minus(amounts: Amounts, other: Amounts) -> Amounts:
 
 def format_amount(amount: Fraction) -> str:
     """Return an amount in decimals, exactly, or with "about" where its decimals do not end."""
-    near = float(min(amount, _LARGEST))
+    near = float(min(amount, _MAX_FLOAT))
     if rational(near) == amount:
         return repr(near).removesuffix(".0")
-    for places in range(_MOST_DIGITS + 1):
+    for places in range(_MAX_DIGITS + 1):
         if 10**places % amount.denominator == 0:
             digits = str(amount.numerator * (10**places // amount.denominator)).rjust(places + 1, "0")
             return f"{digits[:-places]}.{digits[-places:]}" if places else digits

@@ -43,7 +43,7 @@ from dpkernels.proven import proven
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
-_VERSION = 2
+_VERSION = 2  # of the tables of a ledger, where SQLite keeps a user's version
 JOURNALS = ("-journal", "-wal")  # endings of the names of files that SQLite keeps beside a ledger
 # ``voids`` is the number of the charge that an entry voids, and empty for a charge.
 _TABLES = {

@@ -70,9 +70,9 @@ _MEANINGS = {
     "share variance": "of the estimated share of a category that nobody has, times the number of reports",
     "certified": "the guarantee of the integers that a release samples",
 }
-_OF_TABLES = "delta at an epsilon, epsilon at a delta: the least that holds for any two neighbours"
-_OF_BOUNDS = "at least: no accounting can give less; the least number that holds is between both"
-_OF_SHUFFLED = "some inputs: the epsilon or delta if all other people have the same input, one case of many"
+_TABLES_NOTE = "delta at an epsilon, epsilon at a delta: the least that holds for any two neighbours"
+_BOUNDS_NOTE = "at least: no accounting can give less; the least number that holds is between both"
+_SHUFFLED_NOTE = "some inputs: the epsilon or delta if all other people have the same input, one case of many"
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Account:
             "covers": _COVERS,
         }
         meanings = [f"{name}: {words}" for name, words in _MEANINGS.items() if name in facts]
-        return "\n".join([_as_text(facts, self.tables, shortest), "", *meanings, _OF_TABLES])
+        return "\n".join([_as_text(facts, self.tables, shortest), "", *meanings, _TABLES_NOTE])
 
     def plot(self, target: Path) -> None:
         # The end is where the curve has reached the floor, or the delta that no epsilon goes below.
@@ -198,7 +198,7 @@ class Account:
         plateau = float(self.delta([600.0])[0])
         reached = float(accountants.epsilon(self.mechanism, max(_FLOOR, min(1.001 * plateau, 0.999))))
         end = 1.15 * max([reached if math.isfinite(reached) else 0.0, pure, *self.claim[:1], 0.1])
-        steep = [level * (1 - _NEAR) for level in (self.pure, *self.claim[:1]) if level < end]
+        steep = [level * (1 - _STEEP_DISTANCES) for level in (self.pure, *self.claim[:1]) if level < end]
         note = f"{self.description}. Neighbours: {self.neighbours}. Covers {_COVERS}"
         _write_with_note(_figure(self, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
@@ -276,7 +276,7 @@ class SeveralReports:
         description = self.single_report.description
         facts = {"mechanism": description, heading: text, "neighbours": self.guarantee.neighbouring}
         text = _as_text(facts | {"covers": self.covers}, self.tables, "{:.9g}".format)
-        words = [_OF_TABLES, _OF_BOUNDS, *([] if self.sampler is None else [_OF_SHUFFLED])]
+        words = [_TABLES_NOTE, _BOUNDS_NOTE, *([] if self.sampler is None else [_SHUFFLED_NOTE])]
         return "\n".join([text, "", *words])
 
     def plot(self, target: Path) -> None:
@@ -355,7 +355,7 @@ def _account_for(
     return SeveralReports(single_report, guarantee, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
 
 
-_MOST_POINTS = 25  # numbers of reports for which epsilon is drawn
+_MAX_POINTS = 25  # numbers of reports for which epsilon is drawn
 _DECADES = 2  # drawn on either side of the given number
 
 
@@ -365,7 +365,7 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
 
     n, delta = account.guarantee.n, (account.single_report.deltas or _DELTAS)[0]
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
-    counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int)).tolist()
+    counts = np.unique(np.round(np.logspace(*ends, _MAX_POINTS)).astype(int)).tolist()
     shuffled_reports = [accountants.shuffled(account.sampler, count) for count in counts]
     level = float(account.guarantee.inputs.level)
     clones = [published.epsilon_of(partial(published.published_clones, level, count), delta, level) for count in counts]
@@ -396,7 +396,7 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
 
 _FLOOR = 1e-12  # of delta
 _POINTS = 240  # of the curve, evenly spaced, besides the steep parts
-_NEAR = np.geomspace(1e-9, 0.1, 60)  # before an epsilon at which delta falls steeply, relative to it
+_STEEP_DISTANCES = np.geomspace(1e-9, 0.1, 60)  # before an epsilon at which delta falls steeply, relative to it
 
 
 def _figure(account: Account, epsilons: np.ndarray) -> Figure:

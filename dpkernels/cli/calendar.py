@@ -30,7 +30,8 @@ def date_text(days: float, origin: date) -> str:
     return date_of(days, origin) or f"{days:.15g} days since {origin.isoformat()}"
 
 
-_MOST_TICKS, _FEW_YEARS = 8, 4  # of an axis; and the years below which its ticks are days
+_MAX_TICKS = 8  # of an axis of years
+_YEARS_FOR_DAYS = 4  # an axis of fewer years has days as ticks
 
 
 def date_ticks(lower: float, upper: float, origin: date) -> list[tuple[float, str]]:
@@ -43,11 +44,11 @@ def date_ticks(lower: float, upper: float, origin: date) -> list[tuple[float, st
     if None in ends:
         return []
     first_year, last_year = (date.fromisoformat(str(end)).year for end in ends)
-    if last_year - first_year < _FEW_YEARS:
+    if last_year - first_year < _YEARS_FOR_DAYS:
         days = range(first, last + 1, max(1, math.ceil((upper - lower) / 4)))  # Their texts are long.
         return [(float(day), date_text(day, origin)) for day in days]
     steps = (digit * 10**power for power in range(4) for digit in (1, 2, 5))
-    step = next(step for step in steps if step * _MOST_TICKS >= last_year - first_year)
+    step = next(step for step in steps if step * _MAX_TICKS >= last_year - first_year)
     years = range(-(-(first_year + 1) // step) * step, last_year + 1, step)
     return [(days_since(date(year, 1, 1), origin), f"{year:04}") for year in years]
 

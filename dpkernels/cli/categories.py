@@ -21,8 +21,8 @@ from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 C = TypeVar("C", bound=Categorical)
 Labels = int | tuple[str, ...] | None  # The labels of categories, or their number without labels.
 
-_MOST_CODES = 1 << 20  # without labels
-_MOST_SETS = 1 << 16  # categories of which sets are compared
+_MAX_CODES = 1 << 20  # without labels
+_MAX_SETS = 1 << 16  # categories of which sets are compared
 NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
 
 
@@ -41,8 +41,8 @@ def _made(
     (listed,) = given
     label: str | int | None = other
     if isinstance(listed, int):
-        if listed > _MOST_CODES:
-            raise click.UsageError(f"--categories: {listed}; without labels at most {_MOST_CODES} are allowed")
+        if listed > _MAX_CODES:
+            raise click.UsageError(f"--categories: {listed}; without labels at most {_MAX_CODES} are allowed")
         if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < listed):
             raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {listed - 1}")
         label = None if other is None else int(other)
@@ -167,7 +167,7 @@ def comparison_of_categories(epsilon: float, categories: int | Sequence[str]) ->
         blocks = dpkernels.block_response(epsilon, d)
     made = [(response, "one category"), (blocks, f"one of {blocks.blocks} blocks, in a direction")]
     with usage_errors("--"):
-        if d <= _MOST_SETS:
+        if d <= _MAX_SETS:
             sets = dpkernels.subset_selection(epsilon, d)
             made += [(sets, f"a set of {sets.size}")] if sets.size > 1 else []
     least = float(dpkernels.strict_bound(epsilon, d))

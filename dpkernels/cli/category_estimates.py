@@ -35,10 +35,11 @@ from dpkernels.staging import write_png
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_COUNTS = 1 << 25  # of all groups together, eight bytes each
-_MOST_LINES, _BAR = 40, 24  # categories of a group that a table shows, and the length of the longest bar
-_MOST_BARS = 60  # categories of a picture
-_MOST_FOUND = 32  # prefixes that are kept of each level
+_MAX_COUNTS = 1 << 25  # of all groups together, eight bytes each
+_MAX_LINES = 40  # categories of a group that a table shows
+_BAR_LENGTH = 24  # characters of the longest bar of a table
+_MAX_BARS = 60  # categories of a picture
+_MAX_KEPT = 32  # prefixes that are kept of each level
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class CategoryEstimates:
             rows = sorted(self._rows(estimate), key=lambda row: -row["unbiased"])
             largest = max(row["share"] for row in rows)
             cells = [["category", "number", interval, "share", interval, ""]]
-            for row in rows[:_MOST_LINES]:
+            for row in rows[:_MAX_LINES]:
                 numbers = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
                 shares = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
                 cells.append([display_name(str(row["category"])), *numbers, *shares, _bar(row["share"], largest)])
             heading = [] if self.by is None else [f"{display_name(self.by)} {_name(group)}: {estimate.count:,} reports"]
-            more = len(rows) - _MOST_LINES
+            more = len(rows) - _MAX_LINES
             rest = [f"and {more:,} more categories; --json prints all"] if more > 0 else []
             lines += ["", *heading, *aligned(cells), *rest]
         return "\n".join(lines)
@@ -103,7 +104,7 @@ class CategoryEstimates:
         grid = figure.subplots(len(self.groups), 1, squeeze=False, sharey=True)
         # All groups have the same categories in the same order: the largest ones of all groups together.
         total = sum(estimate.count * estimate.shares.unbiased for estimate in self.groups.values())
-        order = np.argsort(-total, kind="stable")[:_MOST_BARS]
+        order = np.argsort(-total, kind="stable")[:_MAX_BARS]
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
             low, high = (end[order] for end in estimate.shares.interval(self.confidence))
             names = [display_name(str(estimate.mechanism.label_of(int(code)))) for code in order]
@@ -133,7 +134,7 @@ def _heading(result: CategoryEstimates | FoundValues, reports: int) -> list[str]
 
 
 def _bar(share: float, largest: float) -> str:
-    return "#" * round(_BAR * share / largest)
+    return "#" * round(_BAR_LENGTH * share / largest)
 
 
 def _draw_shares(
@@ -182,7 +183,7 @@ class CategorySelection:
     def _check_few(self, cells: Collection[str | None]) -> None:
         mechanism = self.sampler.mechanism
         size = mechanism.categories if mechanism.kind == "set" else mechanism.outcomes
-        if len(cells) * size > _MOST_COUNTS:
+        if len(cells) * size > _MAX_COUNTS:
             raise click.UsageError(f"--by: {self.by!r} has too many groups to be counted; is it an identifier?")
 
     def join(self, tallies: Iterable[CategoryTally], where: object) -> CategoryEstimates:
@@ -257,7 +258,7 @@ class FoundValues:
             "more frequent than that are not found.",
         ]
         cells = [["value", "share", f"{confidence} interval", ""]]
-        for at in self._frequent[:_MOST_LINES].tolist():
+        for at in self._frequent[:_MAX_LINES].tolist():
             share, bounds = float(found.shares[at]), f"{found.low[at]:.4f} to {found.high[at]:.4f}"
             bar = _bar(share, float(found.shares[0]))
             cells.append([display_name(str(found.values[at])), f"{share:.4f}", bounds, bar])
@@ -275,7 +276,7 @@ class FoundValues:
         """Draw the shares whose intervals are above 0, and write a PNG."""
         from matplotlib.figure import Figure
 
-        order, found = self._frequent[:_MOST_BARS], self.found
+        order, found = self._frequent[:_MAX_BARS], self.found
         if not len(order):
             raise ValueError("--plot: no value has an interval above 0")
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
@@ -375,7 +376,7 @@ def _of_categories(
     if isinstance(sampler, PrefixSampler):
         if by is not None:
             raise click.UsageError("--by: the most frequent values are those of all rows; there are no groups")
-        search = PrefixSearch(sampler.mechanism, _MOST_FOUND if most is None else most)
+        search = PrefixSearch(sampler.mechanism, _MAX_KEPT if most is None else most)
         return PrefixSelection(column, mechanism, sampler, keep, confidence, search)
     if most is not None:
         raise click.UsageError(f"--most: is for prefix-response; the mechanism is {mechanism}")

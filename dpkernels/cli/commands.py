@@ -456,9 +456,10 @@ def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **opti
     with importing():
         from dpkernels.cli import release as releasing
 
-    asked = {"count": ("",) if count else ()} | {name: options.pop(name) for name in _STATISTICS}
+    asked = {name: (form, options.pop(name)) for name, (form, _) in _STATISTICS.items()}
     keys = releasing.groups(by)
-    chosen, options["ledger"] = releasing.statistics(asked, keys), _charged_ledger(options["ledger"])
+    chosen = [releasing.Count(by=keys)] * count + releasing.statistics(asked, keys)
+    options["ledger"] = _charged_ledger(options["ledger"])
     show(releasing.release(source, target, chosen, keys, **options).splitlines())
 
 

@@ -81,7 +81,7 @@ class Comparison:
         show("drawing: computes every mechanism at up to 25 budgets, half a minute", error=True)
         breadth = 1.0 if self.sensitivity is None else (self.upper - self.lower) / self.sensitivity
         names = [*MECHANISMS, *(() if self.sensitivity is None else CENTRAL)]
-        names = [name for name in names if _covers(name, 2 * _LEAST, breadth)]
+        names = [name for name in names if _covers(name, 2 * _MIN_EPSILON, breadth)]
         curves = {name: _curve(name, self.epsilon, self.lower, self.upper, breadth) for name in names}
         write_png(_figure(curves, self.epsilon, None if self.sensitivity is None else breadth), target)
 
@@ -150,8 +150,8 @@ def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, M
     return {name: mechanism(name, arguments) for name, arguments in optima.items()}
 
 
-_LEAST = 0.1  # the smallest budget that is drawn
-_MOST = 8.0  # the largest one
+_MIN_EPSILON = 0.1  # the smallest budget that is drawn, unless --epsilon is smaller
+_MAX_EPSILON = 8.0  # the largest one, unless --epsilon is larger
 _POINTS = 25  # budgets that are drawn
 _FEWER = 13  # budgets that are drawn where one takes about half a second: quartic bases, linear programs
 _SLOW = ("quartic", "optimal")
@@ -160,7 +160,7 @@ _SLOW = ("quartic", "optimal")
 def _curve(name: str, epsilon: float, lower: float, upper: float, breadth: float) -> tuple[np.ndarray, np.ndarray]:
     """Return budgets up to the largest of the mechanism, including the given one, and variances over Laplace's."""
     count = _FEWER if any(word in name for word in _SLOW) else _POINTS
-    budgets = np.geomspace(min(_LEAST, epsilon), max(_MOST, epsilon), count)
+    budgets = np.geomspace(min(_MIN_EPSILON, epsilon), max(_MAX_EPSILON, epsilon), count)
     budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), breadth)])
     D = (upper - lower) / breadth
     near = {"sensitivity": D} if name in CENTRAL else {}

@@ -80,7 +80,7 @@ def rank(cell: str | None) -> tuple[int, float, str]:
 
 
 # Counts of all groups together, eight bytes each.
-_MOST_COUNTS = 1 << 25
+_MAX_COUNTS = 1 << 25
 
 
 class Tallied(NamedTuple):
@@ -269,7 +269,7 @@ def tally(source: Source, selection: Selection, row: int = 0) -> Tallied:
 
 
 def _check_few(cells: Collection[str | None], selection: Selection) -> None:
-    if len(cells) * len(selection.channel.written) > _MOST_COUNTS:
+    if len(cells) * len(selection.channel.written) > _MAX_COUNTS:
         many = "has too many groups to be counted by report; is it an identifier?"
         raise click.UsageError(f"--by: {selection.by!r} {many}")
 

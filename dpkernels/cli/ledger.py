@@ -20,7 +20,7 @@ from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned, display_name
 from dpkernels.proven import proven
 
-_LEAST_DELTA = -9  # the power of ten of the least delta that is advised
+_MIN_DELTA = -9  # the power of ten of the least delta that is advised
 _VOID_LABEL = "the run failed before its output was in place"
 
 
@@ -109,7 +109,7 @@ class LedgerAccount:
             charge, left = error.asked, error.left
             if not isinstance(charge, EpsilonDelta) or error.budget.delta or not charge.delta:
                 raise
-            power = max(_LEAST_DELTA, math.ceil(math.log10(charge.delta)) + 1)
+            power = max(_MIN_DELTA, math.ceil(math.log10(charge.delta)) + 1)
             if charge.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
                 raise
             epsilon, delta = format_amount(error.budget.epsilon), format_amount(charge.delta)

@@ -147,8 +147,8 @@ class CategoryFile(click.ParamType):
             return value
         path = Path(INPUT.convert(value, param, ctx))
         try:
-            if path.stat().st_size > _MOST_LABEL_BYTES:
-                self.fail(f"{value!r} has more than {_MOST_LABEL_BYTES} bytes")
+            if path.stat().st_size > _MAX_LABEL_BYTES:
+                self.fail(f"{value!r} has more than {_MAX_LABEL_BYTES} bytes")
             labels = tuple(line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
         except (OSError, UnicodeDecodeError) as error:
             self.fail(f"{value!r} cannot be read as UTF-8 text: {text_of(error)}")
@@ -157,7 +157,7 @@ class CategoryFile(click.ParamType):
         return labels
 
 
-_MOST_LABEL_BYTES = 1 << 24
+_MAX_LABEL_BYTES = 1 << 24  # of a file of categories
 
 
 class Command(click.Command):
@@ -200,7 +200,9 @@ class Command(click.Command):
                 formatter.write_dl([(name, ", ".join(p.opts[0] for p in hidden)) for name, hidden in rare.items()])
 
 
-_ALL, _GIVEN = "dpkernels.help_all", "dpkernels.given"
+# Keys of a context's notes:
+_ALL = "dpkernels.help_all"  # whether the help shows all options
+_GIVEN = "dpkernels.given"  # the texts that the command line gives
 
 
 def given_options(context: click.Context) -> dict[str, object]:

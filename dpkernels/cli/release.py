@@ -45,51 +45,52 @@ from dpkernels.session.tables import UnknownColumnError, table_of
 from dpkernels.staging import naming, sha256_and_size, write_png
 
 _SPACE = 1 << 20  # Bytes that a table and its sidecar may need; it is checked before the charge.
-_BOUNDED: dict[str, Any] = {"sum": Sum, "mean": Mean, "variance": Variance}
+_KINDS: dict[str, Any] = {
+    "sum": Sum, "mean": Mean, "variance": Variance, "histogram": Histogram, "quantiles": Quantiles
+}  # fmt: skip
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
+def _parsed(text: str, form: str) -> list[Any]:
+    """Return the parts of a form in an option, which are split at colons from the right: a column's name may have some.
 
-
-def _parsed(text: str, form: str) -> list[str]:
-    """Return a column and what follows it, split at colons from the right: the name of a column may have some."""
-    colons = form.count(":")
-    pieces = text.rsplit(":", colons)
-    if len(pieces) != colons + 1:
+    A part with dots is a list. Columns and values are texts, K is a whole number, and all others are numbers.
+    """
+    kinds = form.split(":")
+    parts = text.rsplit(":", len(kinds) - 1)
+    if len(parts) != len(kinds):
         raise ValueError(f"must have the form {form}")
-    return pieces
+    return [
+        [_part(each, kind) for each in part.split(",")] if kind.endswith("...") else _part(part, kind)
+        for part, kind in zip(parts, kinds, strict=True)
+    ]
 
 
-def statistics(options: Mapping[str, Sequence[str]], by: Mapping[str, object] | None) -> list[Statistic]:
-    """Return the statistics of the command's options, in their order."""
+def _part(text: str, kind: str) -> Any:
+    if kind.startswith(("COL", "X", "Y", "VALUE")):
+        return text
+    try:
+        return int(text) if kind == "K" else float(text)
+    except ValueError:
+        raise ValueError(f"{kind}: {text!r} is not a {'whole ' * (kind == 'K')}number") from None
+
+
+def statistics(options: Mapping[str, tuple[str, Sequence[str]]], by: Mapping[str, Any] | None) -> list[Statistic]:
+    """Return the statistics of the command's options, each with its form and the texts that were given."""
     chosen: list[Statistic] = []
-    for name, texts in options.items():
-        for text in texts or ():
+    for name, (form, texts) in options.items():
+        for text in texts:
             with usage_errors(f"{flag(name)}: {text!r}: "):
-                chosen.append(_statistic(name, text, by))
+                chosen.append(_statistic(name, _parsed(text, form), by))
     return chosen
 
 
-def _statistic(name: str, text: str, by: Mapping[str, Any] | None) -> Statistic:
-    match name:
-        case "count":
-            return Count(by=by)
-        case "histogram":
-            column, edges = _parsed(text, "COL:E,E,...")
-            return Histogram(column, _numbers(edges), by=by)
-        case "quantiles":
-            column, lower, upper, p = _parsed(text, "COL:LOW:HIGH:P,...")
-            return Quantiles(column, float(lower), float(upper), _numbers(p), by=by)
-        case "top":
-            column, k, candidates = _parsed(text, "COL:K:VALUE,...")
-            return Top(column, int(k), candidates.split(","))
-        case "regression":
-            y, y0, y1, x, x0, x1 = _parsed(text, "Y:LOW:HIGH:X:LOW:HIGH")
-            bounds = {"y_bounds": (float(y0), float(y1)), "x_bounds": (float(x0), float(x1))}
-            return Regression(y, x, **bounds, by=by)
-    column, lower, upper = _parsed(text, "COL:LOW:HIGH")
-    return _BOUNDED[name](column, float(lower), float(upper), by=by)
+def _statistic(name: str, parts: Sequence[Any], by: Mapping[str, Any] | None) -> Statistic:
+    if name == "top":
+        return Top(*parts)
+    if name == "regression":
+        y, y0, y1, x, x0, x1 = parts
+        return Regression(y, x, y_bounds=(y0, y1), x_bounds=(x0, x1), by=by)
+    return _KINDS[name](*parts, by=by)
 
 
 def groups(texts: Sequence[str]) -> dict[str, Any] | None:
@@ -100,6 +101,11 @@ def groups(texts: Sequence[str]) -> dict[str, Any] | None:
         if not sign or not name or name in by:
             raise click.UsageError(f"--by: {text!r} must be COLUMN=KEY,KEY,... or COLUMN=found, once for each column")
         by[name] = "found" if keys == "found" else keys.split(",")
+        if keys != "found" and "" in by[name]:
+            raise click.UsageError(f"--by: {text!r} has an empty key; an empty cell is missing, and in no group")
+    if by:
+        with usage_errors("--", (TypeError, ValueError)):
+            Count(by=by)
     return by or None
 
 

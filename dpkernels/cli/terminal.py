@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 # Noncharacters of Unicode, which no text contains. A marked text is a plain string: it can be part of any message.
-_OPEN, _OTHERWISE, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
+_OPEN = "\ufdd0"  # before a private text
+_OTHERWISE = "\ufdd1"  # between it and the text that stands for it elsewhere
+_CLOSE = "\ufdd2"  # after both
 _MARKED = re.compile(f"{_OPEN}(.*?){_OTHERWISE}(.*?){_CLOSE}", re.DOTALL)
 _MARKS = re.compile(f"[{_OPEN}{_OTHERWISE}{_CLOSE}]")
 

@@ -11,7 +11,7 @@ from dpkernels.distributions.base import Symmetric
 from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, like, namespace, ndtri, special_functions
 from dpkernels.pytrees import pytree
 
-_ROOT = math.sqrt(2 * math.pi)
+_ROOT = math.sqrt(2 * math.pi)  # sqrt(2 pi).
 
 
 @pytree

@@ -17,9 +17,10 @@ from dpkernels.jax_on_use import custom_jvp, jax, jnp
 from dpkernels.numerics import Real, RealArray, floating, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
-# Where the continued fraction of the incomplete gamma function takes over from its series, and the terms of both.
-_SWITCH, _FRACTION, _SERIES = 2.0, 48, 28
-_STEPS = 7  # Of Newton's method for a quantile of JAX numbers.
+_FRACTION_FROM = 2.0  # The x from which on a continued fraction of the incomplete gamma function replaces its series.
+_FRACTION_TERMS = 48  # The terms of the fraction.
+_SERIES_TERMS = 28  # The terms of the series.
+_NEWTON_STEPS = 7  # Of Newton's method for a quantile of JAX numbers.
 # The power series of 1/Gamma(1 + a), from the coefficient of a on.
 _RECIPROCAL_GAMMA = (
     *(0.5772156649015329, -0.6558780715202539, -0.04200263503409524, 0.16653861138229148, -0.04219773455554433),
@@ -173,18 +174,18 @@ def _upper_gamma(a: Real, x: Real) -> RealArray:
     is small, which those of JAX's function do not.
     """
     xp = namespace(a, x)
-    small = x < _SWITCH
-    near, far = xp.where(small, x, 1.0), xp.where(small, _SWITCH, x)
+    small = x < _FRACTION_FROM
+    near, far = xp.where(small, x, 1.0), xp.where(small, _FRACTION_FROM, x)
     # 1/Gamma(1 + a) = 1 + a R, and Q = -a R - (1 + a R) (x^a - 1 + a x^a sum of (-x)^n/(n! (a + n)), n >= 1).
     remainder = _remainder(a)
-    total = _repeated(_SERIES, lambda n, total: -near / n * (1 / (a + n) + total), 0.0 * (near + a))
+    total = _repeated(_SERIES_TERMS, lambda n, total: -near / n * (1 / (a + n) + total), 0.0 * (near + a))
     power = xp.expm1(a * xp.log(near))
     series = -a * remainder - (1 + a * remainder) * (power + a * (1 + power) * total)
 
     def step(n: int, below: Real) -> Any:  # Legendre's continued fraction, from its end.
         return far + (2 * n - 1) - a - n * (n - a) / below
 
-    below = _repeated(_FRACTION, step, far + (2 * _FRACTION + 1) - a)
+    below = _repeated(_FRACTION_TERMS, step, far + (2 * _FRACTION_TERMS + 1) - a)
     fraction = a * (1 + a * remainder) * xp.exp(a * xp.log(far) - far) / below
     return xp.where(small, series, fraction)
 
@@ -249,4 +250,4 @@ def _traced_inverse(tail: Real, b: RealArray) -> Any:
         tail = _upper_power(t, b) / 2
         return jnp.maximum(t + (jnp.log(2 * tail) - log_q) * (tail / _density(t, b)), 0.0)
 
-    return jnp.where(endless, jnp.inf, jax.lax.fori_loop(0, _STEPS, step, t))
+    return jnp.where(endless, jnp.inf, jax.lax.fori_loop(0, _NEWTON_STEPS, step, t))

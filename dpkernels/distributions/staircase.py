@@ -13,7 +13,7 @@ from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
 # A number of periods that has at least a share 1 - 1/e of the mass, down to the smallest eps, 0.01.
-_FEW = 100
+_MAX_SUMMED_PERIODS = 100
 
 
 @pytree
@@ -114,10 +114,10 @@ class Staircase(Symmetric):
         if power == 0:
             return q * fall * self._periods(k, 0)
         # The difference of the sums from k and from last cancels where q^count is near 1: sum one by one there.
-        is_short = (eps * count < 1) & (count <= _FEW)
+        is_short = (eps * count < 1) & (count <= _MAX_SUMMED_PERIODS)
         apart = q * (self._periods(k, power) - (1 - fall) * self._periods(k + count, power))
         staircases = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
-        j = xp.arange(_FEW) + 0.0 * staircases.epsilon
+        j = xp.arange(_MAX_SUMMED_PERIODS) + 0.0 * staircases.epsilon
         terms = xp.exp(-staircases.epsilon * (j + 1)) * staircases._piece(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
         return xp.where(is_short, xp.where(j < xp.expand_dims(count, -1), terms, 0.0).sum(-1), apart)
 

@@ -39,21 +39,21 @@ Squares = tuple[np.ndarray, float]
 Table = WindowTable | RowTable
 
 # The largest number of lattice points on which reports of additive noise are counted.
-_MOST_POINTS = 1 << 22
+_MAX_POINTS = 1 << 22
 # The largest input in grid points, so that 64-bit integers hold all positions.
-_FARTHEST = 2.0**62
+_MAX_INPUT = 2.0**62
 # Tables with fewer cells per sensitivity than this are those of noise on a grid; other tables have about 512.
-_FINE = 64
+_MIN_CELLS = 64
 # The number of positions at which variances are compared; they are convex in the position, or constant.
-_MOST_SHIFTS = 256
-_MOST_PLACES = 512  # intervals between the inputs at which a distribution can have mass
-_COMPARED = 5  # edges of bins whose reports are compared
+_MAX_SHIFTS = 256
+_MAX_PLACES = 512  # intervals between the inputs at which a distribution can have mass
+_COMPARED_EDGES = 5  # edges of bins whose reports are compared
 # With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
-_FEWEST_ROWS = 16
+_MIN_ROWS = 16
 # The largest bias of weights for squares, relative to the squared width of the interval. Some tables of ``optimal``
 # have fewer codes than rows; no weights are then unbiased for every row.
-_LARGEST_BIAS = 5e-3
-_MOST_DECIMALS = 15  # to which reports can have been rounded
+_MAX_BIAS = 5e-3
+_MAX_DECIMALS = 15  # to which reports can have been rounded
 
 
 class Channel(abc.ABC):
@@ -157,7 +157,7 @@ class Channel(abc.ABC):
             return True
         if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
             return False
-        edges, codes = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
+        edges, codes = np.linspace(self.lower, self.upper, _COMPARED_EDGES), np.arange(len(self.written))
         return bool(np.allclose(self.matrix(edges, codes), other.matrix(edges, codes), rtol=1e-9, atol=0))
 
     @property
@@ -227,21 +227,21 @@ class NoiseChannel(Channel):
 
     def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
         self.table, self.lower, self.upper = certificate.table.finite, lower, upper
-        table, on_lattice = self.table, certificate.shift < _FINE
+        table, on_lattice = self.table, certificate.shift < _MIN_CELLS
         if on_lattice:
             self._spacing, self._points_per_bin = float(table.bin_width), 1
             self.lattice = self._spacing
         else:
             self._spacing, self._points_per_bin = 2.0**table.grid_log2, table.points_per_bin
         interval = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
-        if max(abs(lower), abs(upper)) / self._spacing >= _FARTHEST:
+        if max(abs(lower), abs(upper)) / self._spacing >= _MAX_INPUT:
             raise ValueError(f"{interval} is too far from 0 for the noise, whose values are {self._spacing:.3g} apart")
         begin, end = (int(np.floor(x / self._spacing + 0.5)) for x in (lower, upper))
         self._first = begin // self._points_per_bin + table.first
         self._points = -(-end // self._points_per_bin) + table.last - self._first + 1
-        if self._points > _MOST_POINTS:
+        if self._points > _MAX_POINTS:
             raise ValueError(
-                f"{interval} has {self._points:.3g} possible reports, more than {_MOST_POINTS}; "
+                f"{interval} has {self._points:.3g} possible reports, more than {_MAX_POINTS}; "
                 "the noise hardly matters on so wide an interval"
             )
         exact = (self._first + np.arange(self._points)) * float(table.bin_width)
@@ -270,8 +270,8 @@ class NoiseChannel(Channel):
     def places(self) -> np.ndarray:
         """Return the lattice positions that inputs are rounded to, or some of them, and both ends of the interval."""
         width = float(self.table.bin_width)
-        if round((self.upper - self.lower) / width) > _MOST_PLACES:
-            return np.linspace(self.lower, self.upper, _MOST_PLACES + 1)
+        if round((self.upper - self.lower) / width) > _MAX_PLACES:
+            return np.linspace(self.lower, self.upper, _MAX_PLACES + 1)
         inner = width * np.arange(math.ceil(self.lower / width), math.floor(self.upper / width) + 1)
         return np.unique(np.concatenate([[self.lower], inner, [self.upper]]))
 
@@ -279,8 +279,8 @@ class NoiseChannel(Channel):
         """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
         noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._places]
         shifts = self._points - self.table.codes
-        positions = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
-        if self._is_merged and shifts > _MOST_SHIFTS:
+        positions = np.unique(np.linspace(0, shifts, min(shifts, _MAX_SHIFTS) + 1).astype(int))
+        if self._is_merged and shifts > _MAX_SHIFTS:
             from scipy import signal  # Imported on use: it takes 0.5 s.
 
             positions, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
@@ -326,7 +326,7 @@ def _squares_of(table: Table) -> Squares | None:
     For a table of rows g has the least variance for uniform inputs: min sum_j q_j g_j^2 with A' g = t is
     g = A_q (A' A_q)^+ t, A[j, i] the probability of code j in row i, q its mean over rows, and A_q[j, i] = A[j, i]/q_j.
     """
-    if table.shifts < _FEWEST_ROWS:
+    if table.shifts < _MIN_ROWS:
         return None
     if isinstance(table, WindowTable):
         A, c, _ = map(float, table.variance_terms)
@@ -339,7 +339,7 @@ def _squares_of(table: Table) -> Squares | None:
     scaled = probabilities / probabilities.mean(axis=1, keepdims=True)
     g = scaled @ np.linalg.lstsq(probabilities.T @ scaled, target, rcond=1e-12)[0]
     bias_bound = float(np.abs(probabilities.T @ g - target).max())
-    return (g, bias_bound) if bias_bound <= _LARGEST_BIAS * (inputs[-1] - inputs[0]) ** 2 else None
+    return (g, bias_bound) if bias_bound <= _MAX_BIAS * (inputs[-1] - inputs[0]) ** 2 else None
 
 
 def _reports_of(table: Table) -> np.ndarray:
@@ -406,7 +406,7 @@ def channel_of(
         sampler = source if isinstance(source, ExactSampler | ExactMultivariate) else exact_sampler(source)
         source = sampler.certificate
     if decimals is not None:
-        checks.integer_in("decimals", decimals, 0, _MOST_DECIMALS)
+        checks.integer_in("decimals", decimals, 0, _MAX_DECIMALS)
     if bounds is not None:
         bounds = (checks.number("bounds", bounds[0]), checks.number("bounds", bounds[1]))
         if not -math.inf < bounds[0] < bounds[1] < math.inf:

@@ -20,12 +20,12 @@ from dpkernels.numerics import Real
 from dpkernels.release import containers
 
 # The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
-_MOST_BINS = 1 << 12
+_MAX_BINS = 1 << 12
 # The number of simulated errors behind the intervals of grouped counts.
-_ERRORS = 20_000
+_SIMULATED_ERRORS = 20_000
 # The risk that their quantile is below the true one.
-_RISK = 1e-6
-_CHUNK = 1 << 22
+_QUANTILE_RISK = 1e-6
+_MAX_ENTRIES = 1 << 22  # Entries of arrays of errors that are drawn at once.
 # Sweeps that carry bounds from sums to bins and back; each only narrows them.
 _SWEEPS = 4
 
@@ -60,8 +60,8 @@ class ConsistentCounts:
         low, high = bounds_of(self.reports, self._noise, confidence, together=True)
         from scipy import stats  # Imported on use: it takes 0.3 s.
 
-        rank = int(stats.binom.isf(_RISK, _ERRORS, confidence)) + 1
-        if len(self._sums) and rank <= _ERRORS:
+        rank = int(stats.binom.isf(_QUANTILE_RISK, _SIMULATED_ERRORS, confidence)) + 1
+        if len(self._sums) and rank <= _SIMULATED_ERRORS:
             G = self._sums
             bins = _least_squares(G, self.reports - float(self._noise.mean), self.total)
             spread, largest = _errors(self._noise, G.shape, G.tobytes(), self.total is not None)
@@ -139,8 +139,8 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
     d = len(reports) - len(groups)
     if d < 1:
         raise ValueError(f"groups: {len(groups)} for {len(reports)} reports; the bins' own reports come first")
-    if len(groups) and len(reports) > _MOST_BINS:
-        raise ValueError(f"groups: {len(reports)} reports; at most {_MOST_BINS} are made consistent with groups")
+    if len(groups) and len(reports) > _MAX_BINS:
+        raise ValueError(f"groups: {len(reports)} reports; at most {_MAX_BINS} are made consistent with groups")
     G = np.zeros((len(groups), d))
     for number, group in enumerate(groups):
         members = checks.integers(f"groups[{number}]", group)
@@ -162,9 +162,9 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
     rounding = 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
     allowance = (rounding * np.abs(errors).sum(1) / scale)[:, None]
     cumulated, rng = np.cumsum(noise.weights / 2.0**noise.bits), np.random.default_rng(0)
-    largest, size = np.empty(_ERRORS), max(1, _CHUNK // len(A))
-    for first in range(0, _ERRORS, size):
-        u = rng.random((len(A), min(size, _ERRORS - first)))
+    largest, size = np.empty(_SIMULATED_ERRORS), max(1, _MAX_ENTRIES // len(A))
+    for first in range(0, _SIMULATED_ERRORS, size):
+        u = rng.random((len(A), min(size, _SIMULATED_ERRORS - first)))
         codes = noise.first + np.searchsorted(cumulated, u, side="right")
         drawn = float(noise.bin_width) * codes - float(noise.mean)
         largest[first : first + size] = (np.abs(errors @ drawn) / scale[:, None] + allowance).max(0)

@@ -40,16 +40,17 @@ from dpkernels.release.categories import is_categorical
 from dpkernels.staging import write_png
 
 _BINS = 256  # the usual number of bins of a density
-_FEWEST_BINS = 24  # bins of a density
-_MOST_BINS = 1024  # bins of a histogram
-_MOST_ATOMS = 64  # places of point masses that a user may give
-_MOST_POINTS = 1024  # points of a grid of possible values
+_MIN_BINS = 24  # bins of a density
+_MAX_BINS = 1024  # bins of a histogram
+_MAX_ATOMS = 64  # places of point masses that a user may give
+_MAX_POINTS = 1024  # points of a grid of possible values
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
-_NAMED = 5  # places of point masses that a sentence names
-_DRAWN_BINS, _RESOLVED = (25, 12, 6, 3), 0.5  # bins of a drawn histogram, and the share that their intervals show
+_NAMED_ATOMS = 5  # places of point masses that a sentence names
+_DRAWN_BINS = (25, 12, 6, 3)  # bins of a drawn histogram: the most whose intervals show where the values are
+_RESOLVED_SHARE = 0.5  # the share of the values whose place they must show
 _DRAWN_POINTS = 65  # points of a drawn cdf
-_MOST_TICKS = 6  # ticks of an axis
+_MAX_TICKS = 6  # ticks of an axis
 MOST_PANELS = 12  # estimates in one picture
 
 
@@ -184,21 +185,21 @@ class Estimate:
     ) -> None:
         channel = reports.channel
         self.reports, self.lower, self.upper = reports, channel.lower, channel.upper
-        self._bins = checks.integer_in("bins", bins, _FEWEST_BINS, _MOST_BINS)
+        self._bins = checks.integer_in("bins", bins, _MIN_BINS, _MAX_BINS)
         self._seed = checks.integer_in("seed", seed, 0, 1 << 32)
         checks.one_of("model", model, ("auto", *MODELS))
         checks.one_of("assume", assume, ("nothing", "smooth"))
         self._model, self._assume = model, assume
         self._atoms = places = tuple(checks.number(f"atoms[{i}]", place) for i, place in enumerate(atoms))
-        if len(places) > _MOST_ATOMS:
-            raise ValueError(f"atoms: {len(places)} places; at most {_MOST_ATOMS} are allowed")
+        if len(places) > _MAX_ATOMS:
+            raise ValueError(f"atoms: {len(places)} places; at most {_MAX_ATOMS} are allowed")
         for place in places:
             checks.within("atoms", place, self.lower, self.upper)
         if grid is not None:
             width = self.upper - self.lower
-            checks.within("grid", grid, width / _MOST_POINTS, width)
+            checks.within("grid", grid, width / _MAX_POINTS, width)
             grid = float(grid)
-        elif channel.lattice and len(grid_points(self.lower, self.upper, channel.lattice)) <= _MOST_POINTS:
+        elif channel.lattice and len(grid_points(self.lower, self.upper, channel.lattice)) <= _MAX_POINTS:
             grid = channel.lattice
         self._grid = grid
         if grid is None:
@@ -310,7 +311,9 @@ class Estimate:
         """Return one sentence that says what the intervals assume about the values; see ``assume`` of ``estimate``."""
         if self._assume == "smooth":
             places = self._models.places[self._models.named | self._weights.point_masses]
-            named = ", ".join(format_number(place) for place in places[:_NAMED]) + ", ..." * (len(places) > _NAMED)
+            named = ", ".join(format_number(place) for place in places[:_NAMED_ATOMS]) + ", ..." * (
+                len(places) > _NAMED_ATOMS
+            )
             atoms = f"point masses only at {named}" if len(places) else "no point masses"
             return f"Intervals assume that the values have a smooth density and {atoms}."
         if self._grid is not None:
@@ -423,7 +426,7 @@ class Estimate:
         ax.set_xlim(self.lower, self.upper)
         ax.set_xlabel(label, parse_math=False)
         ax.set_title(self._caption if title is None else title, parse_math=False)
-        ax.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))
+        ax.xaxis.set_major_locator(MaxNLocator(_MAX_TICKS))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         return ax
 
@@ -431,7 +434,7 @@ class Estimate:
         """Return the most bins, of some numbers of them, whose intervals show where half of the values are."""
         for bins in _DRAWN_BINS[:-1]:
             shares = self.histogram(bins).shares
-            if shares.value[shares.interval(confidence)[0] > 0].sum() >= _RESOLVED:
+            if shares.value[shares.interval(confidence)[0] > 0].sum() >= _RESOLVED_SHARE:
                 return bins
         return _DRAWN_BINS[-1]
 
@@ -482,7 +485,7 @@ class Estimate:
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
-            return np.linspace(self.lower, self.upper, checks.integer_in("bins", bins, 1, _MOST_BINS) + 1)
+            return np.linspace(self.lower, self.upper, checks.integer_in("bins", bins, 1, _MAX_BINS) + 1)
         edges = _within("bins", bins, self.lower, self.upper)
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
             raise ValueError("bins: must be a number of bins, or two or more increasing edges")

@@ -28,7 +28,7 @@ from dpkernels.numerics import Real
 from dpkernels.release import containers
 
 # The share of its width by which a table's reports may exceed the density's output interval: their lattices differ.
-_TABLE_ROOM = 0.05
+_TABLE_MARGIN = 0.05
 
 # As many reports of the known variance are pooled with the sample, like the z^2 = 4 of Agresti and Coull (1998).
 _POOLED = 4
@@ -271,7 +271,7 @@ def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
     if len(rows) == 0:
         raise ValueError("reports: is empty; there is no mean")
     low, high = (np.asarray(end, float) for end in mechanism.output_interval)
-    allowance = _TABLE_ROOM * (high - low)
+    allowance = _TABLE_MARGIN * (high - low)
     low, high = low - allowance, high + allowance
     bad = ~((rows >= low) & (rows <= high))
     if bad.any():

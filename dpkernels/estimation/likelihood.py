@@ -40,36 +40,36 @@ from scipy.linalg.lapack import dposv
 from scipy.optimize import nnls
 
 # The gap in log-likelihood per report at which the method stops.
-_AIM = 1e-9
+_GAP_TOLERANCE = 1e-9
 # The largest gap that is accepted.
 LARGEST_GAP = 1e-6
-_MOST_STEPS = 200
+_MAX_ITERATIONS = 200  # The most steps. The last one is taken if its gap is accepted.
 # The weight of the equation sum theta = 1 among the least squares equations.
-_WEIGHT = 1e3
+_SUM_WEIGHT = 1e3
 # A step is halved until the log-likelihood increases; shorter steps than this are rounding errors.
-_SHORTEST = 1e-9
+_MIN_STEP = 1e-9
 # Shares below this are rounding errors of 0.
-_ZERO = 1e-14
+_MIN_SHARE = 1e-14
 # Smoothing stops when a step moves less than this share of the total.
-_SMOOTH = 1e-5
+_SMOOTHING_TOLERANCE = 1e-5
 # It stops after this number of steps at the latest.
-_MOST_SMOOTHING_STEPS = 5000
+_MAX_SMOOTHING_STEPS = 5000
 
 # Of profiles: added to the diagonal of the Hessian, in nats, so that components that have nearly the same reports stay
 # distinguishable. The log-likelihood changes by at most half of it.
 _RIDGE = 1e-3
 # The least multiplier, in nats. Multipliers are moved by different amounts, so that the maximum is the unique starting
 # point and no two events coincide.
-_SMALLEST = 1e-6
-_MOST_EVENTS = 10_000
+_MIN_MULTIPLIER = 1e-6
+_MAX_EVENTS = 10_000  # The most steps of a profile; more are an error.
 # A smaller gain is a rounding error of 0.
-_NO_GAIN = 1e-14
+_MIN_GAIN = 1e-14
 # A longer step is a rounding error of infinity.
-_FARTHEST = 1e9
+_MAX_STEP = 1e9
 # A smaller derivative, relative to the largest one, is a rounding error of 0.
-_STILL = 1e-12
+_MIN_DERIVATIVE = 1e-12
 # Numbers that differ by less than this share of the interval are the same place.
-_SAME = 1e-9
+_PLACE_RTOL = 1e-9
 
 Ends = tuple[np.ndarray, np.ndarray]
 
@@ -98,10 +98,10 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
     A, p = B[is_seen], p[is_seen]
     theta = uniform = np.full(B.shape[1], 1 / B.shape[1])
     steps, is_better = 0, True
-    while is_better and steps < _MOST_STEPS:
+    while is_better and steps < _MAX_ITERATIONS:
         q = A @ theta
         g = A.T @ (p / q)
-        if g.max() - 1 <= _AIM:
+        if g.max() - 1 <= _GAP_TOLERANCE:
             break
         padded = np.concatenate([[-np.inf], g, [-np.inf]])
         peaks = (g >= padded[:-2]) & (g >= padded[2:]) & (g > 1)
@@ -142,17 +142,17 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def _newton(S: np.ndarray, p: np.ndarray) -> np.ndarray:
     """Return shares that maximise the quadratic model of the log-likelihood, -sum_j p_j ((S theta)_j - 2)^2 / 2."""
     root = np.sqrt(p)
-    equations = np.vstack([root[:, None] * S, np.full((1, S.shape[1]), _WEIGHT)])
-    theta = nnls(equations, np.append(2 * root, _WEIGHT), maxiter=20 * S.shape[1] + 200)[0]
+    equations = np.vstack([root[:, None] * S, np.full((1, S.shape[1]), _SUM_WEIGHT)])
+    theta = nnls(equations, np.append(2 * root, _SUM_WEIGHT), maxiter=20 * S.shape[1] + 200)[0]
     return theta / theta.sum()
 
 
 def _ascended(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarray) -> tuple[np.ndarray, bool]:
     """Return theta after the longest of the steps 1, 1/2, 1/4, ... that increases the likelihood, if there is one."""
     before, length = p @ np.log(A @ theta), 1.0
-    while length > _SHORTEST:
+    while length > _MIN_STEP:
         new = theta + length * move
-        new[new < _ZERO] = 0.0
+        new[new < _MIN_SHARE] = 0.0
         q = A @ new
         if q.min() > 0 and p @ np.log(q / new.sum()) >= before:
             return new / new.sum(), True
@@ -164,13 +164,13 @@ def smoothed(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
     """Return the shares at the fixed point of EMS, of which the first ``bins`` are neighbours and smoothed."""
     p, B_T, d = counts / counts.sum(), np.ascontiguousarray(B.T), B.shape[1]
     theta, padded = np.full(d, 1 / d), np.empty(bins + 2)
-    for _ in range(_MOST_SMOOTHING_STEPS):
+    for _ in range(_MAX_SMOOTHING_STEPS):
         new = theta * (B_T @ (p / np.maximum(B @ theta, 1e-300)))
         padded[1:-1] = new[:bins]
         padded[0], padded[-1] = padded[1], padded[-2]
         new[:bins] = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
         moved, theta = np.abs(new - theta).sum(), new
-        if moved <= _SMOOTH:
+        if moved <= _SMOOTHING_TOLERANCE:
             break
     return theta / theta.sum()
 
@@ -186,7 +186,7 @@ class ProfileLikelihood:
         self._hessian = A.T @ A
         self._hessian[np.diag_indices(len(shares))] += _RIDGE
         self._shares = shares
-        apart = _SMALLEST * (1 + np.random.default_rng(0).random(len(shares)))
+        apart = _MIN_MULTIPLIER * (1 + np.random.default_rng(0).random(len(shares)))
         self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), 0.0) + apart)
 
     def maximum(self, c: np.ndarray, confidence: float) -> float:
@@ -194,18 +194,18 @@ class ProfileLikelihood:
         allowance = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
         theta, slack, mu, loss = self._shares.copy(), self._slack.copy(), 0.0, 0.0
         support = np.flatnonzero(theta).tolist()
-        for _ in range(_MOST_EVENTS):
+        for _ in range(_MAX_EVENTS):
             chosen = np.array(support)
             d_theta, d_slack = self._direction(chosen, c)
             gain = max(float(c[chosen] @ d_theta), 0.0)
             with np.errstate(divide="ignore", invalid="ignore"):
-                leave = np.where(d_theta < -_STILL * np.abs(d_theta).max(), -theta[chosen] / d_theta, np.inf)
-                enter = np.where(d_slack < -_STILL, -slack / d_slack, np.inf)
+                leave = np.where(d_theta < -_MIN_DERIVATIVE * np.abs(d_theta).max(), -theta[chosen] / d_theta, np.inf)
+                enter = np.where(d_slack < -_MIN_DERIVATIVE, -slack / d_slack, np.inf)
             out, in_ = int(leave.argmin()), int(enter.argmin())
             step = min(leave[out], enter[in_])
             # The loss of log-likelihood increases by gain times the increase of mu^2 / 2.
-            last = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _NO_GAIN else np.inf
-            if not min(last, step) < _FARTHEST:  # No distribution has a larger value.
+            last = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _MIN_GAIN else np.inf
+            if not min(last, step) < _MAX_STEP:  # No distribution has a larger value.
                 break
             if last <= step:
                 theta[chosen] += last * d_theta
@@ -219,7 +219,7 @@ class ProfileLikelihood:
             else:
                 support.append(in_)
         else:
-            raise RuntimeError(f"profile: {_MOST_EVENTS} steps were not enough")
+            raise RuntimeError(f"profile: {_MAX_EVENTS} steps were not enough")
         return float(c @ theta / theta.sum())
 
     def _direction(self, support: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -258,7 +258,7 @@ class MixtureModel:
         self._edges = atoms if edges is None else edges
         self.places = np.union1d(self._edges, atoms)
         self._cumulated = [] if shapes is None else [np.append(0.0, column) for column in np.cumsum(shapes, axis=0).T]
-        self._tolerance = _SAME * float(self.places[-1] - self.places[0])
+        self._tolerance = _PLACE_RTOL * float(self.places[-1] - self.places[0])
         self._known = dict[tuple[int, int, float], float]()  # Ends of the cdf's intervals.
 
     @cached_property

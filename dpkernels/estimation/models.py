@@ -31,22 +31,22 @@ _DEGREE = 2  # of splines
 # The numbers of splines that are tried, up to d/4 for d bins.
 LADDER = (6, 8, 12, 16, 24, 32, 48, 64)
 # The largest number of groups into which neighbouring reports are merged.
-_GROUPS = 256
+_MAX_GROUPS = 256
 # The penalty of each spline that is used, in nats: between Akaike's 1 and Schwarz's log(n)/2.
 _SPLINE_PENALTY = 2.0
 # The penalty of each atom. If there is none, an atom at the best place rarely increases the log-likelihood by more.
 _ATOM_PENALTY = 8.0
-_MOST_ATOMS = 40
+_MAX_ATOMS = 40  # The most atoms of a model.
 # The numbers of splines beside atoms that are tried.
 _BESIDE_ATOMS = (6, 12, 24)
 # Relative to the interval and to 1, numbers that differ by less than this are the same.
-_SAME = 1e-9
+_PLACE_RTOL = 1e-9
 # Shares below this are a solver's zeros.
-_USED = 1e-4
+_MIN_SHARE = 1e-4
 # Intervals of smooth distributions use more splines than the fitted model, by this many steps of the ladder.
-_STEPS_UP = 2
+_LADDER_STEPS = 2
 _FOLDS = 4  # parts of the reports in cross-validation
-_FEWEST_FOR_FOLDS = 100  # reports; with fewer ones splines are fitted
+_MIN_FOR_FOLDS = 100  # reports; with fewer ones splines are fitted
 # In nats. Another model is chosen only if it predicts held-out reports better than splines by more than this, which is
 # about what chance alone can do.
 _HANDICAPS = {"splines": 0.0, "ems": 2.0, "atoms": 2.0, "none": 4.0}
@@ -127,7 +127,7 @@ class ReportModels:
 
     def __init__(self, channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> None:
         m = len(channel.written)
-        self.groups = np.unique(np.linspace(0, m, min(m, _GROUPS), endpoint=False).astype(int))
+        self.groups = np.unique(np.linspace(0, m, min(m, _MAX_GROUPS), endpoint=False).astype(int))
         self.grid, self._ends = grid, (channel.lower, channel.upper)
         if grid is None:
             self.edges = np.linspace(channel.lower, channel.upper, bins + 1)
@@ -147,7 +147,7 @@ class ReportModels:
         return MODELS[model](self, counts)
 
     def choose(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> str:
-        if counts.sum() < _FEWEST_FOR_FOLDS:
+        if counts.sum() < _MIN_FOR_FOLDS:
             return "splines"
         folds = _folds(counts, seed)
 
@@ -179,7 +179,7 @@ class ReportModels:
                 return AnyDistribution(self.atoms, counts, self.places, self.places)
             return MixtureModel(self.atoms, counts, self.places)
         steps, splines = ladder(self.cells.shape[1]), weights.splines or self.splines(counts).splines or 0
-        shapes = basis(self.cells.shape[1], steps[min(steps.index(splines) + _STEPS_UP, len(steps) - 1)])
+        shapes = basis(self.cells.shape[1], steps[min(steps.index(splines) + _LADDER_STEPS, len(steps) - 1)])
         is_used = self.named | weights.point_masses
         columns = np.hstack([self.cells @ shapes, self.atoms[:, is_used]])
         return MixtureModel(columns, counts, self.places[is_used], self.edges, shapes)
@@ -205,7 +205,7 @@ class ReportModels:
     def _grown(self, counts: np.ndarray, splines: int) -> tuple[Weights, float]:
         """Add atoms to splines where the likelihood has the greatest derivative, until the score falls."""
         best, score = self._mixture(counts, splines, self.named)
-        for _ in range(_MOST_ATOMS):
+        for _ in range(_MAX_ATOMS):
             q = self.cells @ best.cells + self.atoms @ best.atoms
             place = int((self.atoms.T @ (counts / np.maximum(q, 1e-300))).argmax())
             allowed = self.named | (best.atoms > 0)
@@ -225,7 +225,7 @@ class ReportModels:
         is_used = atoms > 0
         # Mass at two neighbouring places stands for one atom between them.
         number = int((is_used & ~np.append(False, is_used[:-1])).sum())
-        penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _USED).sum() + _ATOM_PENALTY * number
+        penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _MIN_SHARE).sum() + _ATOM_PENALTY * number
         density = f"a density of {splines} splines"
         model = f"{density} and {number} point mass{'es' * (number != 1)}" if number else density
         weights = Weights(shapes @ fit.shares[:splines], atoms, model, splines)
@@ -244,10 +244,10 @@ MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
 
 def _kinks(places: np.ndarray, columns: np.ndarray, named: tuple[float, ...]) -> np.ndarray:
     """Return the named places, and the places at which P(group of reports | x) is not linear in x, with both ends."""
-    apart = np.append(True, np.diff(places) > _SAME * (places[-1] - places[0]))
+    apart = np.append(True, np.diff(places) > _PLACE_RTOL * (places[-1] - places[0]))
     x, columns = places[apart], columns[:, apart]
     turns = np.abs(np.diff(np.diff(columns) / np.diff(x))).max(axis=0) * (x[2:] - x[:-2])
-    return np.union1d(x[np.concatenate([[True], turns > _SAME, [True]])], named)
+    return np.union1d(x[np.concatenate([[True], turns > _PLACE_RTOL, [True]])], named)
 
 
 def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -260,4 +260,4 @@ def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:
 
 def grid_points(lower: float, upper: float, grid: float) -> np.ndarray:
     """Return the multiples of ``grid`` in [lower, upper]."""
-    return grid * np.arange(math.ceil(lower / grid - _SAME), math.floor(upper / grid + _SAME) + 1)
+    return grid * np.arange(math.ceil(lower / grid - _PLACE_RTOL), math.floor(upper / grid + _PLACE_RTOL) + 1)

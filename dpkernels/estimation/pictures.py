@@ -10,18 +10,19 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOUR, _BAND = "C0", 0.3  # The colour of all numbers, and the opacity of their intervals.
-_ROOM = 1.15  # the height of axes over that of their highest band
+_COLOUR = "C0"  # the colour of all numbers
+_ALPHA = 0.3  # the opacity of their intervals
+_HEADROOM = 1.15  # the height of axes over that of their highest band
 
 
 def draw_intervals(
-    ax: Any, left: np.ndarray, right: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray, interval: str
+    ax: Axes, left: np.ndarray, right: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray, interval: str
 ) -> None:
     """Draw numbers that are not negative, each between two places on the x-axis, as bands with a line at the estimate.
 
     The line is dotted where the interval includes 0: the data do not show that there is anything.
     """
-    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_BAND, linewidth=0, label=interval)
+    ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_ALPHA, linewidth=0, label=interval)
     shown = low > 0
     ax.hlines(value[shown], left[shown], right[shown], color=_COLOUR, linewidth=2, label="estimate")
     if not shown.all():
@@ -34,7 +35,7 @@ def draw_intervals(
 
 def share_scale(axes: Sequence[Axes]) -> None:
     """Give axes that share their scale the same end, with room for a legend above the bands."""
-    axes[0].set_ylim(0, _ROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
+    axes[0].set_ylim(0, _HEADROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
 
 
 def set_labels(ax: Any, x: str, y: str) -> None:

@@ -40,16 +40,16 @@ from dpkernels.exact.noise_certificate import AdditiveCertificate
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real
 
-_WORD = 1 << 32
+_WORD = 1 << 32  # One more than the largest word of 32 bits, which rounds a value to the grid.
 # If true values are known to be multiples of a step, interval ends within this share of a step are rounded outwards.
-_ROUNDING = 1e-6
+_OUTWARD_ROUNDING = 1e-6
 # Tails of convolved distributions are truncated at this probability.
-_CUT = 1e-15
-_MOST_POINTS = 1 << 18
+_TAIL = 1e-15
+_MAX_POINTS = 1 << 18  # The most points of the grid of a sum of noises.
 # The relative error of a sum of n positive floats, n below 2^22.
-_SUM = 1 + 1e-9
-_MOST_DOUBLINGS = 200  # steps of a search for an interval's end until it is enclosed
-_MOST_HALVINGS = 60  # steps of that search afterwards
+_SUM_MARGIN = 1 + 1e-9
+_MAX_DOUBLINGS = 200  # steps of a search for an interval's end until it is enclosed
+_MAX_HALVINGS = 60  # steps of that search afterwards
 
 
 def confidence_interval(
@@ -318,14 +318,14 @@ class ReleasedRatio:
 def _last_refused(refuses: Callable[[float, float], bool], start: float, sign: float) -> float:
     """Return the refused ratio nearest to the start on one side of it, or an infinity if none is found."""
     distance = max(abs(start), 1.0) * 1e-9
-    for _ in range(_MOST_DOUBLINGS):
+    for _ in range(_MAX_DOUBLINGS):
         if refuses(outer := start + sign * distance, sign):
             break
         distance *= 2
     else:
         return sign * math.inf
     inner = start
-    for _ in range(_MOST_HALVINGS):
+    for _ in range(_MAX_HALVINGS):
         middle = (inner + outer) / 2
         if abs(outer - inner) <= 1e-9 * abs(outer - start) or not min(inner, outer) < middle < max(inner, outer):
             break
@@ -433,7 +433,7 @@ def _on_lattice(low: Real, high: Real, step: float | None) -> tuple[Any, Any]:
     """Return the smallest and the largest multiple of the step within the ends."""
     if step is None:
         return low, high
-    return np.ceil(low / step - _ROUNDING) * step, np.floor(high / step + _ROUNDING) * step
+    return np.ceil(low / step - _OUTWARD_ROUNDING) * step, np.floor(high / step + _OUTWARD_ROUNDING) * step
 
 
 def _number(value: object) -> Fraction | None:
@@ -487,10 +487,10 @@ class GridNoise:
             return self
         index = np.rint(self.points / step).astype(np.int64)
         p = np.bincount(index - index[0], self.p)
-        return GridNoise(step, int(index[0]), p, self.rounding + step * (0.5 + _ROUNDING), self.slack)
+        return GridNoise(step, int(index[0]), p, self.rounding + step * (0.5 + _OUTWARD_ROUNDING), self.slack)
 
     def __add__(self, other: GridNoise) -> GridNoise:
-        step = max(min(self.step, other.step), (self.width + other.width) / _MOST_POINTS)
+        step = max(min(self.step, other.step), (self.width + other.width) / _MAX_POINTS)
         a, b = self.on_grid(step), other.on_grid(step)
         from scipy import signal  # Imported on use: it takes 0.5 s.
 
@@ -498,8 +498,8 @@ class GridNoise:
         # Every entry of a convolution by FFT is right to a few roundings of |a| |b| for each of log2 n steps.
         error = 16 * math.log2(2 * len(p)) * np.finfo(float).eps * float(np.linalg.norm(a.p) * np.linalg.norm(b.p))
         below, above = np.cumsum(p), np.cumsum(p[::-1])
-        start, end = int(np.searchsorted(below, _CUT)), len(p) - int(np.searchsorted(above, _CUT))
-        slack = a.slack + b.slack + len(p) * error + 2 * _CUT
+        start, end = int(np.searchsorted(below, _TAIL)), len(p) - int(np.searchsorted(above, _TAIL))
+        slack = a.slack + b.slack + len(p) * error + 2 * _TAIL
         return GridNoise(step, a.first + b.first + start, p[start:end], a.rounding + b.rounding, slack)
 
 
@@ -537,15 +537,15 @@ class CombinedNoise:
     def tail(self, t: float) -> float:
         """Return an upper bound on P(noise >= t)."""
         a, b = self.a, self.b
-        index = np.ceil((t - a.points) / b.step - b.first - _ROUNDING)
+        index = np.ceil((t - a.points) / b.step - b.first - _OUTWARD_ROUNDING)
         survival = b.survival[np.clip(index, 0, len(b.p)).astype(np.int64)]
-        return min(1.0, float(a.p @ survival) * _SUM + self.slack)
+        return min(1.0, float(a.p @ survival) * _SUM_MARGIN + self.slack)
 
     def upper_quantile(self, tail: float) -> float:
         """Return a t, nearly the smallest one, with P(noise >= t) at most ``tail``, which is above the slack."""
         low = sum(noise.step * noise.first for noise in (self.a, self.b))
         high = sum(noise.step * (noise.first + len(noise.p)) for noise in (self.a, self.b))
-        tolerance = min(self.a.step, self.b.step) * _ROUNDING
+        tolerance = min(self.a.step, self.b.step) * _OUTWARD_ROUNDING
         while high - low > tolerance and low < (middle := (low + high) / 2) < high:
             low, high = (low, middle) if self.tail(middle) <= tail else (middle, high)
         return high

@@ -7,13 +7,15 @@ from fractions import Fraction
 
 import numpy as np
 
-_WORD, _HALF, _LOW = 1 << 64, np.uint64(32), np.uint64((1 << 32) - 1)
-_SUMMANDS = 1 << 31  # Sums of so many halves of a word stay below 2^63.
+_WORD = 1 << 64  # One more than the largest word.
+_HALF = np.uint64(32)  # The bits of half a word.
+_LOW = np.uint64((1 << 32) - 1)  # The lower half of a word.
+_MAX_SUMMANDS = 1 << 31  # Sums of so many halves of a word stay below 2^63.
 
 
 def total(values: np.ndarray) -> int:
     """Return the sum of words (uint64) as a Python integer."""
-    if len(values) > _SUMMANDS:
+    if len(values) > _MAX_SUMMANDS:
         raise ValueError(f"values: are {len(values)}, more than 2^31")
     return (int((values >> _HALF).sum()) << 32) + int((values & _LOW).sum())
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves
+from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves, plain_if_equal
 from dpkernels.bounded_json import brief
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
@@ -204,7 +204,10 @@ class ExactBatch:
 
     @cached_property
     def places(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """Return, for every stack, the numbers of every entry's place; those of entries of other stacks are 0."""
+        """Return, for every stack, the numbers of every entry's place; a plain one where all entries have the same.
+
+        Those of entries of other stacks are 0.
+        """
         return tuple(self._places(stack) for stack in self.stacks)
 
     def _places(self, stack: Stack) -> tuple[np.ndarray, ...]:
@@ -218,7 +221,7 @@ class ExactBatch:
                 if i == len(columns):
                     columns.append(np.zeros(len(self.certificate.table_of), np.asarray(values).dtype))
                 columns[i][entries] = values
-        return tuple(columns)
+        return tuple(map(plain_if_equal, columns))
 
     @cached_property
     def table_numbers(self) -> tuple[tuple[np.ndarray, ...], ...]:
@@ -230,7 +233,7 @@ class ExactBatch:
         rank[stack.tables] = np.arange(len(stack.tables))
         own_rank = rank[self.certificate.table_of]
         columns = stack.stacked.tables
-        return tuple(column[0] if (column == column[0]).all() else column[own_rank] for column in columns)
+        return tuple(plain if np.ndim(plain := plain_if_equal(c)) == 0 else c[own_rank] for c in columns)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the fields alone: cached values are made again from them."""

@@ -49,10 +49,12 @@ from dpkernels.proven import proven
 from dpkernels.random import host
 
 # Streams of a release's key; 16 to 20 are those of ``sampler`` and ``choice``. 23 is that of earlier versions.
-RESPONSE_STREAM, DIRECTION_STREAM, SET_STREAM = 21, 22, 30
+RESPONSE_STREAM = 21  # The response: whether the report supports the true category, or which report it is.
+DIRECTION_STREAM = 22  # The direction of a report of blocks.
+SET_STREAM = 30  # The sets of further categories.
 
 BITS = 64  # of the word that decides whether a report supports the true category
-_MOST_ENUMERATED = 1 << 20  # entries of an exact channel
+_MAX_ENUMERATED = 1 << 20  # entries of an exact channel
 
 
 def response_threshold(epsilon: float, choices: int, bits: int = BITS) -> int:
@@ -153,7 +155,7 @@ class CategoryCertificate(Certificate):
         ]
 
     def _few(self, reports: int) -> None:
-        if reports * self.categories > _MOST_ENUMERATED:
+        if reports * self.categories > _MAX_ENUMERATED:
             raise ValueError(f"channel: {reports} reports of {self.categories} categories are too many to enumerate")
 
 

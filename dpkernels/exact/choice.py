@@ -32,7 +32,7 @@ _ITEM_STREAM = 24  # 21 to 23 and 30 are those of ``categories``, 27 to 29 those
 EPSILON_RANGE = (1e-4, 20.0)
 _RUN_EPSILON_RANGE = Fraction(1, 10**8), Fraction(20)  # of runs: eps is a part of a budget there
 LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
-_MOST_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
+_MAX_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 _NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
 
@@ -112,7 +112,7 @@ def exponential_item(
     if not _RUN_EPSILON_RANGE[0] <= epsilon <= _RUN_EPSILON_RANGE[1]:
         raise ValueError(f"epsilon: {float(epsilon):g} is not within 1e-8..20")
     values, copies = checks.integers("scores", scores), checks.integers("lengths", lengths)
-    if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MOST_ITEMS:
+    if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MAX_ITEMS:
         raise ValueError(f"lengths: must be {len(values)} integers of at least 0, with a sum of 1 to 2^32")
     if not -LARGEST_SCORE <= int(values.min()) <= int(values.max()) <= LARGEST_SCORE:
         raise ValueError(f"scores: {values.min()} to {values.max()} is not within -2^61..2^61")

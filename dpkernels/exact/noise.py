@@ -33,21 +33,23 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.remainder import Remainder
 from dpkernels.exact.sampler import (
+    MOST_RANGES,
     NOISE_STREAM,
     ROUNDING_STREAM,
     ExactSampler,
     Later,
+    NearReports,
     Stacked,
     Words,
     alias_columns,
     alias_kernel,
+    indices_within,
     stacked_alias_kernel,
 )
 from dpkernels.exact.tail import EDGE, FARTHEST, Tail
 from dpkernels.jax_on_use import jax, jnp
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Real, RealArray, namespace, power_of_two
 from dpkernels.proven import proven
-from dpkernels.pytrees import PyTree
 
 # Of ``grid_log2``: subnormal inputs, which processors may read as 0, are within half of the finest grid of 0 in float64
 # (float32 inputs are checked when they come); with the largest, reports are finite.
@@ -274,8 +276,6 @@ def mixed_hockey_stick(table: NoiseTable, share: Fraction, ratio: Fraction) -> F
 class ExactNoise(ExactSampler):
     """Additive noise from a table, on single values or on vectors."""
 
-    may_be_incomplete = True
-
     @cached_property
     def words(self) -> tuple[Words, ...]:
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 32)
@@ -287,29 +287,31 @@ class ExactNoise(ExactSampler):
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         """Return the reports; those of ``are_incomplete`` are of no use."""
-        return self._placed_reports(x, words, self.place, None)
+        noise, rounding = words
+        return _values(positions(x, rounding, self.place) + self.kernel(noise), self.place, x.dtype)
 
     @cached_property
     def place(self) -> NoisePlace:
-        return NoisePlace.of(self.table.grid_log2, self.table.points_per_bin)
+        return NoisePlace(self.table.grid_log2, self.table.points_per_bin)
 
     def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
-        """Return the indices of words that draw a tail or the remainder.
-
-        In the first column of the alias table they are the smallest words, unless they fill it.
-        """
-        if not self.table.rest:
-            return np.zeros(0, np.int64)
-        weight = self._smallest_words
-        if weight is None:
-            return np.flatnonzero(self._goes_on(self.kernel(noise)))
-        return np.flatnonzero(noise < weight) if np.minimum.reduce(noise) < weight else np.zeros(0, np.int64)
+        """Return the indices of words that draw a tail or the remainder."""
+        ranges = self.incomplete_words
+        return np.flatnonzero(self._goes_on(self.kernel(noise))) if ranges is None else indices_within(noise, ranges)
 
     @cached_property
-    def _smallest_words(self) -> np.uint64 | None:
-        """Return the word below which words draw the rest, or None if they fill the first column of the alias table."""
-        weight = self.table.rest
-        return None if weight << self.table.codes.bit_length() >= 1 << self.table.bits else np.uint64(weight)
+    def incomplete_words(self) -> tuple[range, ...] | None:
+        """Return the words that draw a tail or the remainder: the smallest ones, unless these fill their column."""
+        rest, bits = self.table.rest, self.table.bits
+        if rest << self.table.codes.bit_length() < 1 << bits:
+            return (range(rest),) if rest else ()
+        columns = alias_columns(self.table.kernel_weights, bits)
+        starts = [i << bits - columns.log_columns for i in range(len(columns.packed) + 1)]
+        own = int(columns.threshold[0]) or starts[1]
+        others = np.flatnonzero(columns.alias[1:] == 0) + 1
+        if len(others) > MOST_RANGES:
+            return None
+        return range(own), *(range(starts[i] + int(columns.threshold[i]), starts[i + 1]) for i in others.tolist())
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """Return the positions of inputs, in cells."""
@@ -320,7 +322,7 @@ class ExactNoise(ExactSampler):
         return self.certificate.entry_places(claims)
 
     def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
-        return 1 / float(self.entry_places(claims).finer.max())
+        return 2.0 ** (int(self.entry_places(claims).grid_log2.min()) - 1)
 
     def completed_at(
         self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later, place: tuple[Any, ...]
@@ -332,28 +334,20 @@ class ExactNoise(ExactSampler):
     def stacked(cls, samplers: Sequence[ExactNoise]) -> Stacked:
         """Return the noise of several tables; the numbers of an entry are its place, and its table's columns."""
         if len(samplers) == 1:
-            return Stacked(samplers[0]._placed_reports, ())
-        columns = [alias_columns(sampler.table.kernel_weights, sampler.table.bits) for sampler in samplers]
-        outcomes, *numbers = stacked_alias_kernel(columns)
-        firsts = np.array([sampler.table.kernel_first for sampler in samplers], np.int32)
+            kernel, numbers = samplers[0].kernel, tuple[np.ndarray, ...]()
+        else:
+            kernel, numbers = _stacked_kernel(samplers)
 
-        def reports(x: RealArray, words: Sequence[RealArray], place: PyTree, table: PyTree) -> RealArray:
-            (noise, rounding), (*columns_of_table, first) = words, table
-            place = NoisePlace(*place)
-            code = outcomes(noise, *columns_of_table) + first
-            return _values(positions(x, rounding, place) + code, place, x.dtype)
+        def reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+            (noise, rounding), place = words, NoisePlace(*place)
+            return _values(positions(x, rounding, place) + kernel(noise, *table), place, x.dtype)
 
-        return Stacked(reports, (*numbers, firsts))
+        def near_reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+            (noise, rounding), place = words, NoisePlace(*place)
+            code = kernel(noise, *table).astype(np.float64)
+            return _values(near_positions(x, rounding, place) + code, place, x.dtype)
 
-    def _placed_reports(
-        self,
-        x: RealArray,
-        words: Sequence[RealArray],
-        place: tuple[RealArray, RealArray, RealArray, RealArray],
-        _: PyTree,
-    ) -> RealArray:
-        (noise, rounding), place = words, NoisePlace(*place)
-        return _values(positions(x, rounding, place) + self.kernel(noise), place, x.dtype)
+        return Stacked(reports, numbers, NearReports(near_reports, lambda place: reach(NoisePlace(*place))))
 
     def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
         """Return the reports, those of the tail or the remainder by the words of later turns.
@@ -366,8 +360,9 @@ class ExactNoise(ExactSampler):
         if namespace(noise) is np:
             return self.completed(x, noise, rounding, later, self.place)
         # Seldom any of these goes on; if none does, the words of later turns are not drawn.
-        weight = self._smallest_words
-        goes_on = self._goes_on(self.kernel(noise)) if weight is None else noise < weight
+        ranges = self.incomplete_words or ()
+        is_smallest = len(ranges) == 1 and ranges[0].start == 0
+        goes_on = noise < noise.dtype.type(ranges[0].stop) if is_smallest else self._goes_on(self.kernel(noise))
         state = goes_on.any(), self.reports(x, *words)
 
         def complete(state: tuple[Any, RealArray]) -> tuple[Any, RealArray]:
@@ -423,27 +418,44 @@ class ExactNoise(ExactSampler):
         return (self.table.remainder or self.table.tail).kernel()
 
 
-class NoisePlace(NamedTuple):
-    """Where a table is: plain numbers, or arrays with a number for every value."""
+def _stacked_kernel(samplers: Sequence[ExactNoise]) -> tuple[Callable[..., RealArray], tuple[np.ndarray, ...]]:
+    """Return the sampler (word, numbers of each value's table) -> code, and the numbers of every table."""
+    columns = [alias_columns(sampler.table.kernel_weights, sampler.table.bits) for sampler in samplers]
+    outcomes, *numbers = stacked_alias_kernel(columns)
+    firsts = np.array([sampler.table.kernel_first for sampler in samplers], np.int32)
+    return lambda r, *table: outcomes(r, *table[:-1]) + table[-1], (*numbers, firsts)
 
-    finer: Any  # 2/g
-    points_per_bin: Any  # M
-    ahead: Any  # floor(2^62/M)
-    bin_width: Any  # h = M g
+
+class NoisePlace(NamedTuple):
+    """Where a table is: plain numbers, or arrays with a number for every value, of few bytes."""
+
+    grid_log2: Any  # An integer, or int16.
+    points_per_bin: Any  # M, an integer, or uint32.
 
     @classmethod
-    def of(cls, grid_log2: Real, points_per_bin: Real) -> NoisePlace:
-        """Return the place of a grid."""
-        if isinstance(grid_log2, int):
-            width = float(points_per_bin * Fraction(2) ** grid_log2)
-            return cls(2.0 ** (1 - grid_log2), points_per_bin, _AHEAD // points_per_bin, width)
-        M = np.asarray(points_per_bin, np.int64)
-        return cls(np.ldexp(1.0, 1 - grid_log2), M, _AHEAD // M, np.ldexp(M.astype(np.float64), grid_log2))
+    def of(cls, grid_log2: np.ndarray, points_per_bin: np.ndarray) -> NoisePlace:
+        """Return the places of grids."""
+        if not 1 <= points_per_bin.min() <= points_per_bin.max() < 1 << 32 or np.abs(grid_log2).max() > 1 << 14:
+            raise ValueError("points_per_bin: must be from 1 to 2^32 - 1, and grid_log2 from -2^14 to 2^14")
+        return cls(grid_log2.astype(np.int16), points_per_bin.astype(np.uint32))
+
+    @property
+    def finer(self) -> Real:
+        """Return 2/g."""
+        return power_of_two(1 - self._exponent)
+
+    @property
+    def bin_width(self) -> Real:
+        """Return h = M g, exactly."""
+        M = self.points_per_bin
+        return (float(M) if isinstance(M, int) else M.astype(np.float64)) * power_of_two(self._exponent)
+
+    @property
+    def _exponent(self) -> Real:
+        return self.grid_log2 if isinstance(self.grid_log2, int) else self.grid_log2.astype(np.int64)
 
 
-_AHEAD = 1 << 62
-
-
+@proven("noise_tables#proof")
 def positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
     """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
     xp, M, one = namespace(x), place.points_per_bin, np.uint64
@@ -452,11 +464,37 @@ def positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray
     # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
     doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
     unsigned = one(M) if isinstance(M, int) else M.astype(np.uint64)
-    r = rounding.astype(np.uint64) * unsigned >> one(32)
     # Division is faster without signs, so a multiple of M is added and taken off again.
-    shifted = (((doubled + 1) >> 1) + place.ahead * M).astype(np.uint64) + r
-    return (shifted // unsigned).astype(np.int64) - place.ahead
+    ahead = (1 << 62) // M if isinstance(M, int) else (1 << 62) // M.astype(np.int64)
+    shifted = (((doubled + 1) >> 1) + ahead * M).astype(np.uint64) + _uniform(rounding, unsigned)
+    return (shifted // unsigned).astype(np.int64) - ahead
 
 
-def _values(position: RealArray, place: NoisePlace, dtype: np.dtype) -> RealArray:
-    return (position.astype(np.float64) * place.bin_width).astype(dtype, copy=False)
+def _uniform(rounding: RealArray, M: Any) -> RealArray:
+    """Return r = floor(word M / 2^32), which is below M."""
+    return rounding.astype(np.uint64) * M >> np.uint64(32)
+
+
+def reach(place: NoisePlace) -> Real:
+    """Return the distance from 0, 2^50 g, below which inputs have ``near_positions``."""
+    return 2.0**51 / place.finer
+
+
+@proven("noise_tables#proof")
+def near_positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
+    """Return ``positions`` as floats, for inputs within ``reach``: processors divide floats faster than integers.
+
+    All numbers are integers below 2^53, which floats hold. The quotient q = p/M is below 2^52, so it is rounded by less
+    than a half, and its floor is off by at most 1, which the remainder p - M floor(q) shows.
+    """
+    xp, M = namespace(x), place.points_per_bin
+    doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
+    r, m = _uniform(rounding, M.astype(np.uint64)), M.astype(np.float64)
+    p = xp.floor((doubled + 1) * 0.5) + r.astype(np.uint32).astype(np.float64)
+    q = xp.floor(p / m)
+    remainder = p - q * m
+    return q + (remainder >= m).astype(np.float64) - (remainder < 0).astype(np.float64)
+
+
+def _values(position: RealArray, place: NoisePlace, dtype: Any) -> RealArray:
+    return (position.astype(np.float64, copy=False) * place.bin_width).astype(dtype, copy=False)

@@ -59,7 +59,7 @@ NOISE_LIMITS = (
     "values copied unperturbed, or the composition of several reports."
 )
 # Weights that are not unimodal are compared at every shift; tables built here are unimodal.
-_MOST_COMPARISONS = 1 << 21
+_MAX_COMPARISONS = 1 << 21
 
 
 class AdditiveCertificate(Certificate):
@@ -227,7 +227,7 @@ def certify_noise(
     elif is_mixed:
         realised = mixed_hockey_stick(table, Fraction(shift), ratio)
     else:
-        if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
+        if not table.is_unimodal and min(shift, table.codes) * table.codes > _MAX_COMPARISONS:
             raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
         realised = hockey_stick(table, math.ceil(shift), ratio)
     check_delta(realised, epsilon, delta, f"inputs {shortest(sensitivity)} apart")
@@ -261,7 +261,7 @@ def check_lattice(table: NoiseTable) -> None:
         raise CertificateError(f"table: has codes {table.first} to {table.last}; 0 is not one")
 
 
-_FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a bin.
+_MIN_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a bin.
 
 
 @proven("vectors#proof")
@@ -394,10 +394,10 @@ def gaussian_distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian."""
     first, last = table.ends
     far = max(-first, last) + 1
-    if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):
+    if not (sigma >= _MIN_CELLS and far <= FAR * sigma):
         raise CertificateError(
             f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
-            f"of at least {_FEWEST_CELLS} cells a sigma that reach at most {FAR} can be judged"
+            f"of at least {_MIN_CELLS} cells a sigma that reach at most {FAR} can be judged"
         )
     is_fine = table.remainder is not None
     masses, error = cell_masses(sigma, far, is_fine=is_fine)

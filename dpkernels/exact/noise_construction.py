@@ -53,7 +53,7 @@ _REACH = 12  # Standard deviations up to which a remainder has codes; beyond is 
 # smaller rounding error, for a tiny delta.
 _SIZES = 1 << 16, 1 << 12
 # The number of codes that wide noise may take.
-_MOST_CODES = 1 << 20
+_MAX_CODES = 1 << 20
 # log2 of the most points a sensitivity of the grid of a lattice: inputs are within 2^34 sensitivities, and 2^61 points
 # have room in integers.
 _POINT_BITS = 27
@@ -125,8 +125,8 @@ def noise_table(
     noise, D = in_units(noise, float(sensitivity))
     low, high = _ends(noise, D, bits)
     parts_log2 = min(FINEST, _parts_log2(codes, D, high - low))
-    if high - low > _MOST_CODES * D:
-        parts_log2 = -min(WIDEST, math.ceil(math.log2((high - low) / D / _MOST_CODES)))
+    if high - low > _MAX_CODES * D:
+        parts_log2 = -min(WIDEST, math.ceil(math.log2((high - low) / D / _MAX_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
     resolution = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
     return density_table(noise, D, resolution, *lattice, bits, stretch)
@@ -143,8 +143,8 @@ def endless_table(
     low, high = _ends(noise, D, bits)
     parts_log2 = min(FINEST, _parts_log2(codes, D, high - low))
     reach = 2 * float(cast(Distribution, noise).isf(np.float64(_TAIL_MASS)))
-    if reach > _MOST_CODES * D:
-        parts_log2 = -min(WIDEST, math.ceil(math.log2(reach / D / _MOST_CODES)))
+    if reach > _MAX_CODES * D:
+        parts_log2 = -min(WIDEST, math.ceil(math.log2(reach / D / _MAX_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
     distance = cells_apart(sensitivity, *lattice)
     bin_width = D / (distance if parts_log2 >= 0 else 2.0**parts_log2)
@@ -204,9 +204,9 @@ def tailed_table(
     else:
         reach = float(noise.isf(np.float64(min(mass, 0.25))))
     last, block = math.ceil(max(reach, far) / width), distance * math.ceil(_TAIL_DECAY / decay)
-    if max(last, block) >= _MOST_CODES:
+    if max(last, block) >= _MAX_CODES:
         raise CertificateError(
-            f"noise: is {2 * last} cells wide; a table holds at most {_MOST_CODES} cells; use wider ones"
+            f"noise: is {2 * last} cells wide; a table holds at most {_MAX_CODES} cells; use wider ones"
         )
     if isinstance(noise, Lattice):
         masses = np.exp(noise.log_weight(width * np.arange(last + distance + block + 1)) * power)
@@ -256,10 +256,10 @@ def density_table(
     span = float(np.diff(_quantiles(noise, bits))[0])
     if span * resolution < sensitivity:
         raise CertificateError(f"noise: is within {span:.3g}; too narrow for sensitivity {shortest(sensitivity)}")
-    if (high - low) * resolution > _MOST_CODES * sensitivity:
+    if (high - low) * resolution > _MAX_CODES * sensitivity:
         raise CertificateError(
             f"noise: is {(high - low) / sensitivity:.3g} sensitivities of {resolution:.3g} cells wide; a table holds "
-            f"at most {_MOST_CODES} cells"
+            f"at most {_MAX_CODES} cells"
         )
     bin_width = sensitivity / resolution / (1 + stretch)
     first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
@@ -346,9 +346,9 @@ def _rounded_up(masses: np.ndarray, total: int) -> np.ndarray:
 # The numbers of codes that are tried for vectors.
 _VECTOR_SIZES = 1 << 16, 1 << 18
 # The share of the sensitivity that rounding may add before a finer table is tried.
-_SMALL = 1e-3
+_SMALL_ROUNDING = 1e-3
 # The share of the sensitivity that rounding may add before the table is refused.
-_LARGE = 0.1
+_MAX_ROUNDING = 0.1
 
 
 def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
@@ -396,9 +396,9 @@ def _finest(noise: Noise, vector: AdditiveVector, sensitivity: float) -> tuple[i
             points_per_bin //= 2
         resolution = claim.cells(bin_width := points_per_bin * unit, points_per_bin)
         added = float(resolution * bin_width) / sensitivity - 1
-        if added <= _SMALL:
+        if added <= _SMALL_ROUNDING:
             break
-    if added > _LARGE:
+    if added > _MAX_ROUNDING:
         raise CertificateError(
             f"dimensions: rounding {vector.dimensions} values adds {100 * added:.3g} % to the sensitivity; say what "
             "they are multiples of (lattice=1.0 for counts), or release fewer at a time"

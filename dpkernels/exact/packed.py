@@ -28,12 +28,13 @@ import numpy as np
 from dpkernels.bounded_json import brief, integer
 from dpkernels.exact.certificate import MOST_WEIGHTS
 
-_SHORTEST = 32  # Shorter lists are left as they are.
-_ORDERS, _LIMIT = range(4), 1 << 64
+_MIN_LENGTH = 32  # Shorter lists are left as they are.
+_ORDERS = range(4)  # The orders of prediction of an integer from those before it.
+_LIMIT = 1 << 64  # Integers are below this.
 _TRIED = 256  # Integers in the middle of a list, for which the order is chosen.
-_MOST_IN_ALL = 1 << 23
-_MOST_REFERRED = 1 << 25  # Of all references: a short form may name one list many times.
-_MOST_BYTES = 10  # Of a distance: below 2^67.
+_MAX_INTEGERS = 1 << 23  # In all lists of a form together.
+_MAX_REFERRED = 1 << 25  # Of all references: a short form may name one list many times.
+_MAX_BYTES = 10  # Of a distance: below 2^67.
 
 
 def _prediction(order: int, before: Sequence[int], at: int) -> int:
@@ -79,12 +80,12 @@ def unpack(form: Mapping[str, object]) -> list[int]:
         )
     stored = (count + 1) // 2 if form["mirrored"] else count
     values, number, shift = list[int](), 0, 0
-    for byte in _bytes(form["data"], stored * _MOST_BYTES):
+    for byte in _bytes(form["data"], stored * _MAX_BYTES):
         number |= (byte & 127) << shift
         shift += 7
         if byte > 127:
-            if shift == 7 * _MOST_BYTES:
-                raise ValueError(f"integers: a distance has more than {_MOST_BYTES} bytes")
+            if shift == 7 * _MAX_BYTES:
+                raise ValueError(f"integers: a distance has more than {_MAX_BYTES} bytes")
             continue
         value = _prediction(order, values, len(values)) + (-(number + 1) // 2 if number & 1 else number // 2)
         if not 0 <= value < _LIMIT or len(values) == stored:
@@ -97,7 +98,7 @@ def unpack(form: Mapping[str, object]) -> list[int]:
 
 
 _ARRAYS = {"int": np.dtype("<i8"), "float": np.dtype("<f8")}
-_MOST_ENTRIES = 1 << 24  # Of an array.
+_MAX_ENTRIES = 1 << 24  # Of an array.
 
 
 def pack_array(array: np.ndarray) -> Mapping[str, object]:
@@ -112,8 +113,8 @@ def unpack_array(form: Mapping[str, object]) -> np.ndarray:
     """Return the vector of a form of ``pack_array``; ValueError if it is not one, or a number is not finite."""
     if type(form) is not dict or form.keys() != {"count", "type", "data"} or form["type"] not in _ARRAYS:
         raise ValueError(f"array: {brief(form)} must have count, type and data")
-    if not 0 <= (count := integer("count", form["count"])) <= _MOST_ENTRIES:
-        raise ValueError(f"array: count must be from 0 to {_MOST_ENTRIES}")
+    if not 0 <= (count := integer("count", form["count"])) <= _MAX_ENTRIES:
+        raise ValueError(f"array: count must be from 0 to {_MAX_ENTRIES}")
     text = _bytes(form["data"], 8 * count)
     if len(text) != 8 * count:
         raise ValueError(f"array: has {len(text)} bytes, not {8 * count}")
@@ -147,7 +148,7 @@ def with_references(form: object, integers: dict[str, Any]) -> Any:
         return {name: with_references(value, integers) for name, value in form.items()}
     if not isinstance(form, list | tuple):
         return form
-    if len(form) < _SHORTEST or not all(type(value) is int and 0 <= value < _LIMIT for value in form):
+    if len(form) < _MIN_LENGTH or not all(type(value) is int and 0 <= value < _LIMIT for value in form):
         return [with_references(value, integers) for value in form]
     digest = digest_of(form)
     if digest not in integers:
@@ -160,8 +161,8 @@ def without_references(form: object, integers: Mapping[str, object]) -> Any:
     if type(integers) is not dict or not all(type(packed) is dict for packed in integers.values()):
         raise ValueError(f"integers: {brief(integers)} must be an object of packed integers")
     # A negative count, which ``unpack`` refuses, must not let the others be too large before.
-    if sum(abs(integer("integers: count", packed.get("count"))) for packed in integers.values()) > _MOST_IN_ALL:
-        raise ValueError(f"integers: more than {_MOST_IN_ALL} in all")
+    if sum(abs(integer("integers: count", packed.get("count"))) for packed in integers.values()) > _MAX_INTEGERS:
+        raise ValueError(f"integers: more than {_MAX_INTEGERS} in all")
     lists = {digest: unpack(packed) for digest, packed in integers.items()}
     if altered := [digest for digest, values in lists.items() if digest_of(values) != digest]:
         raise ValueError(f"integers: those of {brief(altered[0])} have another SHA-256")
@@ -172,8 +173,8 @@ def without_references(form: object, integers: Mapping[str, object]) -> Any:
         raise ValueError("certificates: lists and objects are nested too deeply") from error
     if unused := sorted(lists.keys() - used):
         raise ValueError(f"integers: {brief(unused[0])} is used nowhere")
-    if sum(len(lists[digest]) * count for digest, count in used.items()) > _MOST_REFERRED:
-        raise ValueError(f"integers: their references have more than {_MOST_REFERRED} in all")
+    if sum(len(lists[digest]) * count for digest, count in used.items()) > _MAX_REFERRED:
+        raise ValueError(f"integers: their references have more than {_MAX_REFERRED} in all")
     return form
 
 

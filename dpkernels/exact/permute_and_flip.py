@@ -28,7 +28,10 @@ from dpkernels.exact.choice import (
 from dpkernels.numerics import RealArray
 from dpkernels.random import host
 
-_FLIP_STREAM, _MEMBER_STREAM, _FURTHER_STREAM = 27, 28, 29  # 16 to 26 are those of ``sampler`` and ``choice``
+# Streams of a release's key, which serves no other release; 16 to 26 are those of ``sampler`` and ``choice``.
+_FLIP_STREAM = 27  # The word of each candidate, which decides whether it is accepted.
+_MEMBER_STREAM = 28  # The choice among all that are accepted.
+_FURTHER_STREAM = 29  # Further digits of a candidate's word.
 
 
 def permute_and_flip_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> np.ndarray:

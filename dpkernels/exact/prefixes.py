@@ -20,7 +20,7 @@ from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
 
 LEVEL_STREAM = 31  # of a release's key; 21, 22 and 30 are those of ``categories``
-_MOST_LEVELS = 40
+_MAX_LEVELS = 40  # a value has at most as many characters
 
 
 @proven("categories#proof")
@@ -36,8 +36,8 @@ class PrefixCertificate(Certificate, kind="prefixes"):
     inputs: ClassVar[str] = "values"
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.levels) <= _MOST_LEVELS:
-            raise CertificateError(f"levels: {len(self.levels)} of them; 1 to {_MOST_LEVELS} are allowed")
+        if not 1 <= len(self.levels) <= _MAX_LEVELS:
+            raise CertificateError(f"levels: {len(self.levels)} of them; 1 to {_MAX_LEVELS} are allowed")
         for number, level in enumerate(self.levels):
             if not isinstance(level, BlockCertificate):
                 raise CertificateError(f"level_{number}: {type(level).__name__} is not of block response")
@@ -56,7 +56,7 @@ class PrefixCertificate(Certificate, kind="prefixes"):
 
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> Self:
-        names = [name for name in (f"level_{number}" for number in range(_MOST_LEVELS)) if name in payload]
+        names = [name for name in (f"level_{number}" for number in range(_MAX_LEVELS)) if name in payload]
         levels: tuple[Any, ...] = tuple(Certificate.from_dict(payload[name]) for name in names)
         return cls(real("epsilon", payload["epsilon"]), levels)
 

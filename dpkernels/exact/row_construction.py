@@ -23,9 +23,9 @@ from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 
 # The relative changes of a weight by rounding and repair; the linear program leaves a larger share of e^eps unused.
-_MOST_CHANGE = 1e-7
-_FINE = 120  # Probabilities are read to 2^-120.
-_MOVED = 24  # The number of heaviest weights of a row between which repairs move units.
+_MAX_CHANGE = 1e-7
+_PROBABILITY_BITS = 120  # Probabilities are read to 2^-120.
+_REPAIRED_WEIGHTS = 24  # The number of heaviest weights of a row between which repairs move units.
 
 
 def row_table(mechanism: Optimal, bits: int) -> RowTable:
@@ -38,9 +38,9 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
     rows = []
     for i, row in enumerate(probabilities.tolist()):
         # Cumulative sums are right to within 1/2, so that the mean is nearly right.
-        weights, carried, shift = [], 0, _FINE - bits
+        weights, carried, shift = [], 0, _PROBABILITY_BITS - bits
         for p in row:
-            carried += int(math.ldexp(p, _FINE))
+            carried += int(math.ldexp(p, _PROBABILITY_BITS))
             weights.append((carried + (1 << shift - 1)) >> shift)
             carried -= weights[-1] << shift
         short = slope * (i - (n - 1) // 2) - sum(map(mul, weights, places))
@@ -66,7 +66,7 @@ def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: 
     """Add ``missing`` to the sum and ``short`` to the sum of weight times place, in small shares of large weights."""
     changed = list(weights)
     # The heaviest columns, enough that moves between them can change a mean by one unit.
-    columns, count = sorted(range(len(places)), key=weights.__getitem__, reverse=True), _MOVED
+    columns, count = sorted(range(len(places)), key=weights.__getitem__, reverse=True), _REPAIRED_WEIGHTS
     while math.gcd(*(places[j] - places[columns[0]] for j in columns[:count])) > unit:
         count *= 2
     heavy = columns[:count]
@@ -87,7 +87,7 @@ def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: 
         changed[a] -= count
         changed[b] += count
     for j, (before, after) in enumerate(zip(weights, changed, strict=True)):
-        if abs(after - before) > max(1, _MOST_CHANGE * before) or after <= 0:
+        if abs(after - before) > max(1, _MAX_CHANGE * before) or after <= 0:
             raise CertificateError(f"rows: a weight of {before} at place {places[j]} would have to become {after}")
     return changed
 

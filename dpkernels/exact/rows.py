@@ -44,8 +44,8 @@ from dpkernels.jax_on_use import jnp, lax
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 
-_MOST_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
-_LARGEST_PLACE = 1 << 30  # The sampler holds places as int32, and twice a place must fit.
+_MAX_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
+_MAX_PLACE = 1 << 30  # The sampler holds places as int32, and twice a place must fit.
 
 
 @proven("row_mixtures#proof")
@@ -104,7 +104,7 @@ class RowTable(BoundedTable):
         places = self.places
         if any(b <= a for a, b in pairwise(places)) or self.weights.shape != (self.rows, len(places)):
             raise CertificateError("places: are not increasing, one a code")
-        if max(abs(places[0]), abs(places[-1])) > _LARGEST_PLACE:
+        if max(abs(places[0]), abs(places[-1])) > _MAX_PLACE:
             raise CertificateError(f"places: {places[0]} to {places[-1]} are not within 2^30")
         if not rational(self.first) <= rational(self.lower) < rational(self.upper) <= rational(self.last):
             raise CertificateError(
@@ -145,8 +145,8 @@ class RowTable(BoundedTable):
     def from_dict(cls, payload: dict[str, Any]) -> RowTable:
         """Return the table in a payload, after a check of types and sizes only."""
         rows, places = payload["weights"], integers("places", payload["places"], MOST_WEIGHTS)
-        if type(rows) is not list or not 0 < len(rows) <= _MOST_ROWS or len(rows) * len(places) > MOST_WEIGHTS:
-            raise ValueError(f"weights: needs 1 to {_MOST_ROWS} rows of {len(places)}, {MOST_WEIGHTS} weights at most")
+        if type(rows) is not list or not 0 < len(rows) <= _MAX_ROWS or len(rows) * len(places) > MOST_WEIGHTS:
+            raise ValueError(f"weights: needs 1 to {_MAX_ROWS} rows of {len(places)}, {MOST_WEIGHTS} weights at most")
         if any(len(integers("weights", row, len(places))) != len(places) for row in rows):
             raise ValueError(f"weights: not all rows have {len(places)}")
         ends = (real(name, payload[name]) for name in ("first", "last", "lower", "upper"))

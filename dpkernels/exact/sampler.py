@@ -25,12 +25,19 @@ from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 
-# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
-NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
+# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py), 20 to 24 to ``choice``
+# and ``categories``.
+NOISE_STREAM = 16
+ROUNDING_STREAM = 17  # The rounding of an input to the grid, at random.
+CHOICE_STREAM = 18  # The choice between two mechanisms.
+COORDINATE_STREAM = 19  # The first of the coordinates of a vector that are reported.
 # The mechanisms of a batch, or of its parts, share a key. Words of two lengths from one stream would overlap, word
 # 2j + 1 of 32 bits being a half of word j of 64, so tables of the other length have a stream of their own.
-WIDE_NOISE_STREAM, ROW_ROUNDING_STREAM = 25, 26  # 20 to 24 are those of ``choice`` and ``categories``.
-UPPER_HALF_STREAM, LOWER_HALF_STREAM = 27, 28  # Of noise whose words come in halves.
+WIDE_NOISE_STREAM = 25
+ROW_ROUNDING_STREAM = 26
+# Noise whose words come in halves.
+UPPER_HALF_STREAM = 27
+LOWER_HALF_STREAM = 28
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
 # however many there are. JAX below 0.11 is known to accept these options.
@@ -64,8 +71,6 @@ class ExactSampler(abc.ABC):
 
     mechanism: Any
     certificate: Any
-
-    may_be_incomplete: ClassVar[bool] = False  # Whether reports may need words of later turns, see ``all_reports``.
 
     def __post_init__(self) -> None:
         """Make the kernel, whose alias columns are checked against the certified integers."""
@@ -118,6 +123,11 @@ class ExactSampler(abc.ABC):
         """Return ``reports``, those completed that need words of later turns."""
         return self.reports(x, *words)
 
+    @property
+    def incomplete_words(self) -> tuple[range, ...] | None:
+        """Return the noise words whose reports need words of later turns, or None if these are of many ranges."""
+        return ()
+
     def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
         """Return the indices of noise words whose reports need words of later turns: of ``all_reports``."""
         return np.zeros(0, np.int64)
@@ -136,9 +146,7 @@ class ExactSampler(abc.ABC):
 
         def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
             reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
-            # On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
-            pieces_inside = [inside(piece, ends) for piece in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
-            return reports, reduce(and_, pieces_inside).all()
+            return reports, all_in_pieces(lambda piece: inside(piece, ends), x)
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=options_on_cpu())
 
@@ -190,6 +198,30 @@ class BoundedSampler(ExactSampler):
     @cached_property
     def reports_at(self) -> Any:
         return report_kernel(self.table.middle, self.table.step)
+
+
+def all_in_pieces(test: Callable[..., Array], x: Array, *columns: Array) -> Array:
+    """Return whether a test holds for every value of a vector, and for the same places of columns, or plain numbers.
+
+    On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
+    """
+    count = _PARTS if len(x) % _PARTS == 0 else 1
+    pieces = [column.reshape(count, -1) if column.ndim else [column] * count for column in (x, *columns)]
+    return reduce(and_, (test(*piece) for piece in zip(*pieces, strict=True))).all()
+
+
+MOST_RANGES = 8  # Of incomplete words; where there are more, the kernel finds them.
+
+
+def indices_within(words: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
+    """Return the indices of words within some ranges, which most ranges have none of."""
+    type_, places = words.dtype.type, list[np.ndarray]()
+    for numbers in ranges:
+        if numbers.start:
+            places.append(np.flatnonzero(words - type_(numbers.start) < type_(numbers.stop - numbers.start)))
+        elif np.minimum.reduce(words) < numbers.stop:
+            places.append(np.flatnonzero(words < type_(numbers.stop)))
+    return np.unique(np.concatenate(places)) if places else np.zeros(0, np.int64)
 
 
 def order_keys(x: RealArray) -> Any:
@@ -288,11 +320,20 @@ def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
     return outcomes
 
 
+class NearReports(NamedTuple):
+    """A faster program for the same bits, where all values are near 0."""
+
+    reports: Callable[..., Any]
+    reach: Callable[..., Any]  # Numbers of each value's place -> the distance from 0 below which it is near.
+
+
 class Stacked(NamedTuple):
     """The reports of several tables of one kind, with the numbers of every table."""
 
     reports: Callable[..., Any]  # (x, words, numbers of each value's place, numbers of each value's table) -> reports
     tables: tuple[np.ndarray, ...]  # The numbers, one a table, in arrays.
+    near: NearReports | None = None
+    interval: Callable[..., Any] | None = None  # Numbers of places -> the ends of their intervals, if they tell these.
 
 
 def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[..., RealArray], np.ndarray, np.ndarray]:
@@ -304,15 +345,18 @@ def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[...,
     starts = np.cumsum([0, *(len(each.packed) for each in columns[:-1])])
     bits, word = columns[0].bits, packed.dtype.type
     logs = np.array([each.log_columns for each in columns], packed.dtype)
+    index = np.int32 if len(packed) < 1 << 31 else np.int64
+    own_log = logs[0] if (logs == logs[0]).all() else None  # A constant shift is faster.
 
     def outcomes(r: RealArray, start: RealArray, log_columns: RealArray) -> RealArray:
-        column = (r >> (word(bits) - log_columns)).astype(np.int64)
+        log_columns = log_columns if own_log is None else own_log
+        column = (r >> (word(bits) - log_columns)).astype(index)
         ones = (word(1) << log_columns) - word(1)
         entry = take(packed, start + column)
         below = (r << log_columns | ones) < entry
-        return namespace(r).where(below, column, (entry & ones).astype(np.int64)).astype(np.int32)
+        return namespace(r).where(below, column, (entry & ones).astype(index)).astype(np.int32)
 
-    return outcomes, starts.astype(np.int64), logs
+    return outcomes, starts.astype(index), logs
 
 
 def fraction_bits(shifts: int) -> int:

@@ -33,8 +33,8 @@ from dpkernels.proven import proven
 
 _CELLS_LOG2 = 11  # log2 of the cells of a sensitivity, at most one more than this.
 _FINEST_RATE_LOG2 = -15  # The table then has 2^20 codes.
-_FEWEST_CELLS = 64  # Of a sensitivity: fewer would make the noise over 2 % wider.
-_SAME_SCALE = 1e-9  # How far, relatively, a scale may be from D/eps.
+_MIN_CELLS = 64  # Of a sensitivity: fewer would make the noise over 2 % wider.
+_SCALE_RTOL = 1e-9  # How far, relatively, a scale may be from D/eps.
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
         """Return which entries are more cells apart on their grid than their budget has room for."""
         epsilon, D = claims["epsilon"], claims["sensitivity"]
         is_other = (claims["delta"] != 0) | ~((D > 0) & np.isfinite(D))
-        is_other |= ~((epsilon >= _FEWEST_CELLS * self.rate) & (epsilon <= checks.EPSILON_RANGE[1]))
+        is_other |= ~((epsilon >= _MIN_CELLS * self.rate) & (epsilon <= checks.EPSILON_RANGE[1]))
         exponents, points, M = shared_grids(np.where(is_other, 1.0, epsilon), np.where(is_other, 1.0, D), self.rate)
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
         return is_other | is_far | (-(-points // np.maximum(M, 1)) * self.rate > epsilon)
@@ -139,7 +139,7 @@ def shared_tables(flat: Mechanism) -> tuple[tuple[ExactNoise, ...], np.ndarray, 
         return None
     claims = {name: np.array(np.broadcast_to(claim, flat.batch_size), np.float64) for name, claim in claims.items()}
     epsilon, D = claims["epsilon"], claims["sensitivity"]
-    if (np.abs(flat.noise.scale * epsilon / D - 1) > _SAME_SCALE).any():
+    if (np.abs(flat.noise.scale * epsilon / D - 1) > _SCALE_RTOL).any():
         return None
     rate_log2 = np.maximum(np.frexp(epsilon)[1] - 1 - _CELLS_LOG2, _FINEST_RATE_LOG2)
     rates, table_of = np.unique(rate_log2, return_inverse=True)

@@ -27,9 +27,10 @@ from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 
-# Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge. A
-# code of the tail stops at the largest one, at which the report is the edge, whatever the input.
-EDGE, FARTHEST = (1 << 61) + (1 << 21), (1 << 62) + (1 << 22)
+# Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge.
+EDGE = (1 << 61) + (1 << 21)
+# The largest code of the tail, at which it stops: the report is then the edge, whatever the input.
+FARTHEST = (1 << 62) + (1 << 22)
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,9 +33,12 @@ from dpkernels.proven import proven
 from dpkernels.random import host
 
 LEAF = 16  # slots; a pattern of them is a word of 16 bits
-_DIGITS, _CELL_DIGITS, _MORE_DIGITS = 32, 11, 64
+_DIGITS = 32  # bits of a random word that decides a split
+_CELL_DIGITS = 11  # the first bits of it, with which a table is looked up
+_MORE_DIGITS = 64  # bits that are drawn in addition if a word decides nothing
 _RUN_BITS = 14  # C(16, 8) is below 2^14
-_UNITS, _NEGLIGIBLE = 1 << 160, 1 << 60  # of a weight, in which bounds are rounded, and which cannot matter
+_UNITS = 1 << 160  # of a weight, in which bounds are rounded
+_NEGLIGIBLE = 1 << 60  # units: weights that cannot matter
 _DEVIATIONS = 7  # around the mean, of the counts that have the first intervals
 _ROWS_OF_LEAVES = 1 << 19  # leaves of the rows that are drawn together
 _DRAWS = 1 << 14  # draws that are made at once, whose arrays stay in a core's cache

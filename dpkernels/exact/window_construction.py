@@ -40,8 +40,8 @@ _ORDER = (
     (True, 64, 1 << 17),
     (False, 64, 1 << 17),
 )
-_MOST_CODES = 1 << 17  # Of the last candidates.
-_FEWEST_ROWS = 1 << 8  # With fewer, rounding an input among them would need more than 16 bits.
+_MAX_CODES = 1 << 17  # Of the last candidates.
+_MIN_ROWS = 1 << 8  # With fewer, rounding an input among them would need more than 16 bits.
 
 
 def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
@@ -73,7 +73,7 @@ def windowed_table(
             continue
         for table in (_flat_tables if divides else _cell_tables)(mechanism, relative, table_bits, limit):
             height = float(table.window.max() / table.base.max()) / mechanism.relative_height
-            if codes is None and (table.shifts < _FEWEST_ROWS or height < 1 - _HEIGHT_TOLERANCE):
+            if codes is None and (table.shifts < _MIN_ROWS or height < 1 - _HEIGHT_TOLERANCE):
                 continue
             off = _deviation(mechanism, table)
             if half_width is not None:
@@ -86,7 +86,7 @@ def windowed_table(
             return replace(best, **interval)
     if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
         raise CertificateError(
-            f"lattice: no table of at most {_MOST_CODES} codes and at least {_FEWEST_ROWS} rows has the variance of a "
+            f"lattice: no table of at most {_MAX_CODES} codes and at least {_MIN_ROWS} rows has the variance of a "
             f"window of width {shortest(mechanism.width)} at epsilon {shortest(mechanism.epsilon)} to within "
             f"{PROMISED_DEVIATION}"
         )

@@ -266,11 +266,12 @@ class ExactWindow(BoundedSampler):
     def entry_places(self, claims: Mapping[str, np.ndarray]) -> WindowPlace:
         """Return the places of the table on the intervals of entries, by the arithmetic of one interval."""
         lower, upper = claims["lower"], claims["upper"]
-        table, scale = self.table, self.table.slope * self.table.total / self.table.rise
+        scale = self.table.slope * self.table.total / self.table.rise
         pairs, inverse = np.unique(np.stack([lower, upper], -1), axis=0, return_inverse=True)
         constants = [report_constants((low + high) / 2, (high - low) * scale) for low, high in _decimals(pairs)]
-        columns = np.array(constants).reshape(-1, 3)[inverse.ravel()].T
-        return WindowPlace(lower, step_factor(table.shifts, lower, upper), *columns)
+        centre, coarse, fine = np.array(constants).reshape(-1, 3)[inverse.ravel()].T
+        is_middle = centre == (lower + upper) * 0.5
+        return WindowPlace(lower, upper, is_middle.astype(np.float64), np.where(is_middle, 0.0, centre), coarse, fine)
 
     def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
         narrowest = float((claims["upper"] - claims["lower"]).min())
@@ -281,7 +282,7 @@ class ExactWindow(BoundedSampler):
         """Return the reports of several tables; the numbers of an entry are its place, and its table's columns."""
         tables = [sampler.table for sampler in samplers]
         if len(tables) == 1:
-            return Stacked(samplers[0]._placed_reports, ())
+            return Stacked(samplers[0]._placed_reports, (), interval=_interval)
         numbers, codes = _stacked_kernel(tables)
         bits = np.array([fraction_bits(table.shifts) for table in tables])
         steps = np.array([table.shifts for table in tables]) << bits
@@ -291,7 +292,7 @@ class ExactWindow(BoundedSampler):
         def reports(x: RealArray, words: Sequence[RealArray], place: PyTree, table: PyTree) -> RealArray:
             (noise, rounding), (steps, bits, far, *columns), xp = words, table, namespace(x)
             place = WindowPlace(*place)
-            doubled = (x.astype(np.float64, copy=False) - place.first) * place.factor
+            doubled = (x.astype(np.float64, copy=False) - place.lower) * (2 * steps / (place.upper - place.lower))
             position = (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(np.int64) + 1) >> 1
             low_bits = rounding.astype(np.int64)
             if is_masked:
@@ -300,17 +301,12 @@ class ExactWindow(BoundedSampler):
             doubled_code = 2 * codes(noise, row, *columns) - far
             return place.reports(doubled_code, x.dtype)
 
-        return Stacked(reports, (steps, bits, far, *numbers))
+        return Stacked(reports, (steps, bits, far, *numbers), interval=_interval)
 
-    def _placed_reports(
-        self,
-        x: RealArray,
-        words: Sequence[RealArray],
-        place: tuple[RealArray, RealArray, RealArray, RealArray, RealArray],
-        _: object,
-    ) -> RealArray:
+    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: object) -> RealArray:
         (noise, rounding), place = words, WindowPlace(*place)
-        rows = rounded_rows(x, rounding, self.table.shifts, place.first, place.factor)
+        factor = step_factor(self.table.shifts, place.lower, place.upper)
+        rows = rounded_rows(x, rounding, self.table.shifts, place.lower, factor)
         return place.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
 
     @property
@@ -325,18 +321,24 @@ class ExactWindow(BoundedSampler):
 
 
 class WindowPlace(NamedTuple):
-    """Where a window table is: arrays with a number for every value."""
+    """Where a window table is: arrays with a number for every value; those that all values have are not read."""
 
-    first: Any
-    factor: Any  # Of the distance from the first input to doubled steps.
-    centre: RealArray
+    lower: Any
+    upper: Any
+    is_middle: Any  # 1.0 where the centre of the reports is the middle of the ends as floats, else 0.0.
+    other_centre: Any  # The centre if it is not.
     coarse: Any
     fine: RealArray
 
     def reports(self, doubled: RealArray, dtype: np.dtype) -> RealArray:
         """Return the reports of doubled places, as ``report_kernel`` does."""
         codes = doubled.astype(np.float64)
-        return ((codes * self.coarse + self.centre) + codes * self.fine).astype(dtype, copy=False)
+        centre = (self.lower + self.upper) * 0.5 * self.is_middle + self.other_centre
+        return ((codes * self.coarse + centre) + codes * self.fine).astype(dtype, copy=False)
+
+
+def _interval(place: Any) -> tuple[RealArray, RealArray]:
+    return WindowPlace(*place)[:2]
 
 
 def _decimals(pairs: np.ndarray) -> Iterator[tuple[Fraction, Fraction]]:

@@ -18,8 +18,8 @@ from dpkernels.mechanisms.base import Mechanism, one_array
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree, tree_leaves
 
-_LARGEST = 2.0**34  # Of inputs, in sensitivities: a release represents positions as 64-bit integers.
-_LARGEST_FLOAT = 1e30  # Of inputs, so that sums with noise stay finite in float32.
+_MAX_SENSITIVITIES = 2.0**34  # Of inputs, in sensitivities: a release represents positions as 64-bit integers.
+_MAX_INPUT = 1e30  # Of inputs, so that sums with noise stay finite in float32.
 NORMS = ("l1", "l2", "linf")  # In which neighbouring vectors are close.
 
 
@@ -57,7 +57,7 @@ class Additive(Mechanism):
 
     @property
     def input_interval(self) -> tuple[Real, Real]:
-        end = _LARGEST_FLOAT if self.sensitivity is None else _LARGEST * self.sensitivity
+        end = _MAX_INPUT if self.sensitivity is None else _MAX_SENSITIVITIES * self.sensitivity
         return -end, end
 
     @property

@@ -19,9 +19,9 @@ from dpkernels.numerics import Real, RealArray, elementary, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bounded_minimum, smooth_minimum
 
-_MOST_STEPS = 64  # Every step is a term of all formulas, and needs cells of its own in an exact table.
+_MAX_STEPS = 64  # Every step is a term of all formulas, and needs cells of its own in an exact table.
 _STEP_GAIN = 1e-3  # Steps are added while they lower the variance by this share.
-_LOG_CORES = math.log(1e-6), math.log(100.0)
+_LOG_CORES = math.log(1e-6), math.log(100.0)  # The range in which the log of the core r is searched.
 
 
 @partial(pytree, static=("steps",))
@@ -56,7 +56,7 @@ class CentralPiecewise(Parabolic):
         super().__post_init__()
         checks.sensitivity(self.sensitivity)
         checks.positive("core", self.core)
-        checks.integer_in("steps", self.steps, 1, _MOST_STEPS)
+        checks.integer_in("steps", self.steps, 1, _MAX_STEPS)
 
     def on_unit(self) -> CentralPiecewise:
         D = 2 * self.sensitivity / (self.upper - self.lower)
@@ -192,14 +192,12 @@ def central_piecewise(
     if steps is None:
         checks.not_traced("steps", "Their number is a discrete choice; give it.", *setting, core)
         published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
-        if published > _MOST_STEPS:
-            raise ValueError(
-                f"sensitivity: {shortest(D)} is below 1/{_MOST_STEPS} of the interval; take additive noise"
-            )
+        if published > _MAX_STEPS:
+            raise ValueError(f"sensitivity: {shortest(D)} is below 1/{_MAX_STEPS} of the interval; take additive noise")
         if best:
             return _best_steps(*setting)
         steps = published
-    checks.integer_in("steps", steps, 1, _MOST_STEPS)
+    checks.integer_in("steps", steps, 1, _MAX_STEPS)
     if best:
         return _best_core(steps, *setting)
     r = _published_core(steps, *setting) if isinstance(core, str) else checks.number("core", core)
@@ -209,9 +207,9 @@ def central_piecewise(
 def _best_steps(*setting: Real) -> CentralPiecewise:
     """Return the best mechanism over the number of steps, increased by an eighth until the variance stops falling."""
     best, steps = _best_core(1, *setting), 1
-    while steps < _MOST_STEPS:
+    while steps < _MAX_STEPS:
         steps += max(1, steps // 8)
-        more = _best_core(min(steps, _MOST_STEPS), *setting)
+        more = _best_core(min(steps, _MAX_STEPS), *setting)
         if more.worst_variance > (1 - _STEP_GAIN) * best.worst_variance:
             break
         best = more

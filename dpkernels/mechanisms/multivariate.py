@@ -18,7 +18,9 @@ from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import simulation_key_of
 
-_START, _REPORTS = 0, 1  # fold_in labels of a simulation key.
+# Labels of ``fold_in`` for a simulation key.
+_START = 0  # the first of the coordinates that are reported
+_REPORTS = 1  # the reports of these coordinates
 
 
 @partial(pytree, static=("dimensions", "sampled"))

@@ -17,8 +17,13 @@ import numpy as np
 
 from dpkernels.jax_on_use import Array, jax, jnp, lax, when_imported
 
-BITS_STREAM, SPLIT_STREAM, FOLD_STREAM, DEVICE_STREAM = 0, 1, 2, 3
+# Streams of words of a key, for
+BITS_STREAM = 0  # its random bits,
+SPLIT_STREAM = 1  # the keys that it is split into,
+FOLD_STREAM = 2  # the keys with folded numbers,
+DEVICE_STREAM = 3  # and the keys of the devices of one program.
 
+# Of ChaCha20 (RFC 8439), like the quarter rounds below: of columns, then of diagonals.
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
@@ -26,7 +31,7 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 # Of a tile: 256 KB of states for each core, which share the work on a tile.
 _TILE = 4096 * min(os.cpu_count() or 1, 16)
 _BLOCKS = 128  # Of a program of a GPU's grid, one a thread.
-_MOST_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
+_MAX_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
 
 
 def _quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
@@ -120,7 +125,7 @@ def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
     compiles for a minute.
     """
     pieces = [
-        _gpu_piece(head, first, min(_MOST_BLOCKS, count - first), interpret) for first in range(0, count, _MOST_BLOCKS)
+        _gpu_piece(head, first, min(_MAX_BLOCKS, count - first), interpret) for first in range(0, count, _MAX_BLOCKS)
     ]
     return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 

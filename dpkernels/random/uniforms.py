@@ -13,7 +13,7 @@ from dpkernels.numerics import Real
 from dpkernels.random import chacha
 from dpkernels.random.keys import family
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # Of Threefry-2x32 (Salmon et al. 2011), like the parity.
 _PARITY = np.uint32(0x1BD11BDA)
 
 

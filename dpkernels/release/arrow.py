@@ -23,7 +23,8 @@ from pyarrow.pandas_compat import get_logical_type
 from dpkernels.bounded_json import parse_json
 
 _FIELD_ID = re.compile(rb"-?[0-9]{1,10}")
-_EXTENSION, _PARAMETERS = b"ARROW:extension:name", b"ARROW:extension:metadata"
+_EXTENSION = b"ARROW:extension:name"  # the key of a field's metadata that has the name of its extension type,
+_PARAMETERS = b"ARROW:extension:metadata"  # and the key that has the type's parameters
 _SUBTYPE = rb"u?int(8|16|32|64)|float|double|timestamp\[(s|ms|us|ns)\]"
 # Extension types by name, each with the texts that its parameters may have.
 _EXTENSIONS = {

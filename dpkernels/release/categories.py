@@ -27,10 +27,11 @@ from dpkernels.release import containers
 from dpkernels.release.engines import CORES
 from dpkernels.release.inputs import InputError
 
-MISSING, UNKNOWN = -1, -2  # codes of rows without a value, and of values that are no category
+MISSING = -1  # the code of a row without a value
+UNKNOWN = -2  # the code of a value that is no category
 
-_PIECE = 1 << 16  # rows that a thread perturbs at a time, at least
-_LONG_WORK = 1 << 26
+_PIECE_ROWS = 1 << 16  # rows that a thread perturbs at a time, at least
+_PROGRESS_ROWS = 1 << 26  # rows from which on a terminal shows a progress bar
 _NEEDED = '; every row needs a category, or missing="keep" or missing="drop"'
 
 Wrap = Callable[[np.ndarray, np.ndarray | None], Any]
@@ -104,7 +105,7 @@ def released_reports(
     mechanism = sampler.mechanism
     checks.integer_in("start: the index after the last row", start + len(codes), 0, sampler.most_rows)
     out = np.empty((len(codes), *mechanism.report_shape), mechanism.report_dtype)
-    rows = sampler.rows * -(-_PIECE // sampler.rows)
+    rows = sampler.rows * -(-_PIECE_ROWS // sampler.rows)
     first = -start % rows  # Pieces begin at multiples of the rows whose noise is drawn together.
     ends = list(pairwise(sorted({0, *range(first, len(codes), rows), len(codes)})))
 
@@ -113,7 +114,7 @@ def released_reports(
         out[begin:end] = sampler.reports(codes[begin:end], key, start + begin)
         return end - begin
 
-    with bar(len(codes), progress, len(codes) >= _LONG_WORK) as moved:
+    with bar(len(codes), progress, len(codes) >= _PROGRESS_ROWS) as moved:
         if len(ends) == 1:
             moved(advance=release(ends[0]))
         else:

@@ -28,7 +28,7 @@ from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.release.process import check_process, own_settings
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_WORKERS = min(CORES, 9)
+_WORKERS = min(CORES, 9)  # Threads: at most as many as cores, because the caller's thread works, too.
 # Values per chunk on a CPU device; eight times that on an accelerator.
 _DEVICE_CHUNK = 1 << 18
 

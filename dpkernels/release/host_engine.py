@@ -70,29 +70,21 @@ class HostRelease:
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
-        if self.sampler.may_be_incomplete:
-            self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
+        self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
 
     def _complete(self, indices: np.ndarray, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Replace the reports at some indices, whose noise takes words of later turns: those of a value's own index."""
         if not indices.size:
             return
-        source, needs = host.Keystream(self.key), self.sampler.words
-
-        def words(need: Words, turn: int) -> np.ndarray:
-            kind = WORD_TYPES[need.bits]
-            drawn, block = np.empty(indices.size, kind), np.empty(64 // kind.itemsize, kind)
-            for i, index in enumerate((indices + start).tolist()):
-                source.fill(block, need.stream, index // len(block), turn)
-                drawn[i] = block[index % len(block)]
-            return drawn
-
-        first = [words(need, 0) for need in needs]
+        needs, places = self.sampler.words, indices + start
+        first = [words_at(self.key, need, places) for need in needs]
         values = x[indices].astype(out.dtype, copy=False)
         with np.errstate(all="ignore"):
-            out[indices] = self.sampler.all_reports(values, *first, later=lambda turn: words(needs[0], turn))
+            out[indices] = self.sampler.all_reports(
+                values, *first, later=lambda turn: words_at(self.key, needs[0], places, turn)
+            )
 
-    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
+    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: tuple[np.ndarray, np.ndarray]) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
 
         A workspace is returned to the pool only after success, so an error never leaves a partly written one. Lending
@@ -100,24 +92,19 @@ class HostRelease:
         """
         count, skip = x.size, start % BLOCK_VALUES
         words, length = self.sampler.derived[_word_types,], padded_length(count)
-        program, idle = self.sampler.derived[_program, length, out.dtype], _idle(words, length, out.dtype)
-        try:
-            space = idle.pop()
-        except IndexError:
-            space = _Workspace(words, length, out.dtype)
+        program = self.sampler.derived[_program, length, out.dtype]
+        space = lent_workspace(words, length, out.dtype)
         space.keys[:2] = keys
-        space.x[:count] = x
-        space.x[count:] = space.x[0]
+        space.take_values(x)
         self._fill([buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words], start - skip)
         with own_settings():
             space.reports, inside = program(space.reports, *space.arguments())
             is_inside = bool(np.asarray(inside))
             if is_inside:
                 out[:] = np.asarray(space.reports)[:count]
-                if self.sampler.may_be_incomplete:
-                    indices = self.sampler.are_incomplete(space.words[0][BLOCK_VALUES : BLOCK_VALUES + count])
-                    self._complete(indices, x, start, out)
-        idle.append(space)
+                if self.sampler.incomplete_words != ():
+                    self._complete(self.sampler.are_incomplete(space.words_of(count)[0]), x, start, out)
+        space.give_back()
         return is_inside
 
     def _fill(self, buffers: list[np.ndarray], first: int) -> None:
@@ -125,6 +112,16 @@ class HostRelease:
         source = host.Keystream(self.key)
         for need, buffer in zip(self.sampler.words, buffers, strict=True):
             source.fill(buffer, need.stream, first * need.bits // 512)
+
+
+def words_at(key: bytes, need: Words, indices: np.ndarray, turn: int = 0) -> np.ndarray:
+    """Return the words of some values of a release, by their indices."""
+    source, kind = host.Keystream(key), WORD_TYPES[need.bits]
+    drawn, block = np.empty(indices.size, kind), np.empty(64 // kind.itemsize, kind)
+    for i, index in enumerate(indices.tolist()):
+        source.fill(block, need.stream, index // len(block), turn)
+        drawn[i] = block[index % len(block)]
+    return drawn
 
 
 def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
@@ -144,7 +141,7 @@ def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..
     """Return the sampler's program for values of a length and type."""
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
     where = jax.sharding.SingleDeviceSharding(calling_thread_device())
-    sizes = [(length, dtype), (_KEYS, _key_type(dtype)), (length, dtype)]
+    sizes = [(length, dtype), (KEYS, _key_type(dtype)), (length, dtype)]
     sizes += [(length, kind) for kind in _word_types(sampler)]
     with own_settings(x64=True):
         like = [jax.ShapeDtypeStruct((size,), kind, sharding=where) for size, kind in sizes]
@@ -155,22 +152,23 @@ def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
     return tuple(WORD_TYPES[need.bits] for need in sampler.words)
 
 
-_KEYS = 16  # The two ends and padding: 64 bytes or more, which JAX takes over without a copy.
+KEYS = 16  # The two ends and padding: 64 bytes or more, which JAX takes over without a copy.
 
 
 def _key_type(dtype: np.dtype) -> np.dtype:
     return np.dtype(f"int{8 * dtype.itemsize}")
 
 
-class _Workspace:
+class Workspace:
     """Reusable buffers for one chunk at a time, and the JAX arrays that alias them, made once.
 
     The words of the first value are at offset BLOCK_VALUES of their buffer, so a block may begin before it.
     """
 
     def __init__(self, words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> None:
+        self._idle = _idle(words, length, dtype)
         self.x = aligned(length, dtype)
-        self.keys = aligned(_KEYS, _key_type(dtype))
+        self.keys = aligned(KEYS, _key_type(dtype))
         self.words = [aligned(BLOCK_VALUES + length, kind) for kind in words]
         with own_settings(x64=True), jax.default_device(calling_thread_device()):
             self.reports = jnp.zeros(length, dtype)
@@ -181,6 +179,19 @@ class _Workspace:
             for array, buffer in zip(self._shared, self._buffers, strict=True)
         )
 
+    def give_back(self) -> None:
+        """Let the next chunk have the workspace."""
+        self._idle.append(self)
+
+    def take_values(self, x: np.ndarray) -> None:
+        """Copy values, and pad them with the first one."""
+        self.x[: len(x)] = x
+        self.x[len(x) :] = self.x[0]
+
+    def words_of(self, count: int, skip: int = 0) -> list[np.ndarray]:
+        """Return the memory for the words of some values, and of ``skip`` values before these."""
+        return [words[BLOCK_VALUES - skip : BLOCK_VALUES + count] for words in self.words]
+
     def arguments(self) -> list[Array]:
         """Return the buffers as JAX's arrays: of the same memory, or copies of what is in them now."""
         return self._shared if self._is_shared else self._handed_over()
@@ -190,8 +201,16 @@ class _Workspace:
             return [jax.device_put(buffer, calling_thread_device(), may_alias=True) for buffer in self._buffers]
 
 
+def lent_workspace(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> Workspace:
+    """Return a workspace that is idle, or a new one; ``give_back`` makes it idle, which an error never does."""
+    try:
+        return _idle(words, length, dtype).pop()
+    except IndexError:
+        return Workspace(words, length, dtype)
+
+
 @lru_cache(maxsize=16)
-def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[_Workspace]:
+def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[Workspace]:
     """Return the idle workspaces of one kind; ``pop`` and ``append`` are atomic."""
     return []
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dpkernels.batches import plain_if_equal
 from dpkernels.decimals import shortest
 from dpkernels.exact.sampler import order_keys
 from dpkernels.jax_on_use import Array, jax, jnp
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, RealArray
 
 
 @lru_cache(maxsize=64)
@@ -41,7 +42,7 @@ class ValidRange(NamedTuple):
 
     low: np.ndarray
     high: np.ndarray
-    keys: np.ndarray  # the ``order_keys`` of both ends, with both zeros inside where an end is 0
+    keys: tuple[np.ndarray, np.ndarray]  # the ``order_keys`` of both ends, with both zeros inside where an end is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,23 +84,27 @@ class Bounds:
     def check_entries(self, values: np.ndarray, entries: Any, first: int) -> np.ndarray:
         """Return values that may be perturbed, each in the interval of its own entry of a batch."""
         typed = values.astype(report_type(values.dtype), copy=False)
-        low, high = (end if end.ndim == 0 else end[entries] for end in self._entry_ends(values.dtype, typed.dtype))
+        low, high = (end if end.ndim == 0 else end[entries] for end in self._of_entries(values.dtype, typed.dtype)[:2])
         inside = (low <= typed) & (typed <= high)
         if inside.all():
             return typed
         lower, upper = (end if end.ndim == 0 else end.reshape(-1)[entries] for end in (self.lower, self.upper))
         return replace(self, lower=lower, upper=upper, _ranges={})._repaired(typed, values.dtype, first)
 
-    def _entry_ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    def _of_entries(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
+        """Return the ranges of all entries of a batch; an end that is that of every entry is a plain number."""
         key = source, dtype
         if key not in self._ranges:
             low, high = self._ends(source, dtype)
             if (largest := self._most(source, dtype)) is not None:
                 low, high = np.clip(low, -largest, largest), np.clip(high, -largest, largest)
-            self._ranges[key] = ValidRange(
-                low.reshape(-1) if low.ndim else low, high.reshape(-1) if high.ndim else high, high
-            )
-        return self._ranges[key][:2]
+            low, high = (plain_if_equal(end.reshape(-1)) for end in (low, high))
+            self._ranges[key] = ValidRange(low, high, keys_of_ends(low, high))
+        return self._ranges[key]
+
+    def entry_keys(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ``order_keys`` of the ends of every entry's interval, or of all entries' one, for a type."""
+        return self._of_entries(source, dtype).keys
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
         """Return vectors that may be perturbed, with coordinates on the last axis."""
@@ -137,8 +142,7 @@ class Bounds:
             largest, (low, high) = self._most(source, dtype), self._ends(source, dtype)
             if largest is not None:
                 low, high = np.clip([low, high], -largest, largest)
-            keys = order_keys(np.array([np.where(low, low, -0.0), np.where(high, high, 0.0)], dtype))
-            self._ranges[source, dtype] = ValidRange(low, high, keys)
+            self._ranges[source, dtype] = ValidRange(low, high, keys_of_ends(low, high))
         return self._ranges[source, dtype]
 
     def _most(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
@@ -162,6 +166,19 @@ class Bounds:
             )
         low, high = (np.clip(end, -largest_float, largest_float).astype(dtype) for end in (self.lower, self.upper))
         return low, high
+
+
+def keys_of_ends(low: RealArray, high: RealArray) -> tuple[Any, Any]:
+    """Return the ``order_keys`` of the ends of intervals, with both zeros inside where an end is 0."""
+    low_keys, high_keys = order_keys(low), order_keys(high)
+    return low_keys - (low_keys == 0), high_keys + (high_keys == -1)
+
+
+@lru_cache(maxsize=8)
+def finite_keys(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ``order_keys`` between which finite values are."""
+    largest = np.finfo(dtype).max
+    return keys_of_ends(-largest, largest)
 
 
 def _smallest_normal(dtype: np.dtype) -> float | None:

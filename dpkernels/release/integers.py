@@ -24,7 +24,7 @@ from dpkernels.release.traced import with_keys_of_their_own
 # Values that are completed together if one of them is open; a multiple of those of a block.
 _ROW = 256
 # Up to so many values all words are drawn: that takes less time than to find those that matter.
-_FEW = 1 << 12
+_MAX_WHOLLY_DRAWN = 1 << 12
 
 
 def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
@@ -72,7 +72,7 @@ def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Any:
 def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Any:
     """Return the codes of so many values, int32, with lower halves for rows that have an open one alone."""
     rows = -(-count // _ROW)
-    if count <= _FEW:
+    if count <= _MAX_WHOLLY_DRAWN:
         return _codes_of_rows(noise, key, 0, rows * _ROW)[:count]
     upper = stream_words(key, UPPER_HALF_STREAM, (0, 0), rows * _ROW, 32)
     codes, is_open = noise.first(upper)

@@ -35,8 +35,8 @@ from dpkernels.release.ray_data import perturb_dataset
 
 Advance = Callable[[int], Any]
 
-_LONG_WORK = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
-_MOST_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
+_PROGRESS_VALUES = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
+_MAX_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
 _ROWS = 1 << 16  # The number of vectors that are checked and released at once, which bounds the memory of copies.
 
 
@@ -127,7 +127,7 @@ def perturb(
     """
     check_process()
     if type(start) is not int or start:
-        start = checks.integer_in("start", start, 0, _MOST_VALUES)
+        start = checks.integer_in("start", start, 0, _MAX_VALUES)
         if start and not exact:
             raise ValueError(f"start: {start} is for a release; a simulation is not made in parts")
         if start and key is None:
@@ -245,11 +245,11 @@ def _perturb_column(
     if start:
         is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
         start *= math.prod(array.shape if is_one_row else array.shape[1:])
-        checks.integer_in("start: the index of the last value", start + array.size, 0, _MOST_VALUES)
+        checks.integer_in("start: the index of the last value", start + array.size, 0, _MAX_VALUES)
     try:
-        if array.size < _LONG_WORK and not progress:
+        if array.size < _PROGRESS_VALUES and not progress:
             return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start, devices))
-        with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
+        with bar(array.size, progress, array.size >= _PROGRESS_VALUES) as moved:
             return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start, devices))
     except InputError as error:
         raise _at_index(error, array.shape) from None

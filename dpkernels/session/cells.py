@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date
 from functools import lru_cache, partial
 from numbers import Number
 from typing import Any
@@ -17,9 +19,14 @@ import numpy as np
 
 from dpkernels.release import containers
 
-_MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SIGNED, _UNSIGNED, _FLOAT = np.uint64(1), np.uint64(2), np.uint64(3)  # types of numbers of persons
+# The constants of SplitMix64.
+_SPLITMIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+# Types of numbers of persons:
+_SIGNED = np.uint64(1)  # integers of 64 bits with a sign,
+_UNSIGNED = np.uint64(2)  # larger ones up to 2^64 - 1,
+_FLOAT = np.uint64(3)  # and other floats
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+_MIDNIGHT = re.compile(r"^(\d{4}-\d\d-\d\d)[T ]00:00:00(?:\.0+)?$")
 _PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
 
 
@@ -122,12 +129,13 @@ class Keys:
 
     def __init__(self, name: str, keys: Sequence[Any]) -> None:
         if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | np.ndarray) or not len(keys):
-            raise ValueError(f"by: the keys of {name!r} are {keys!r}; state a list of them, or 'found'")
-        self.name, self.keys = name, [key.item() if isinstance(key, np.generic) else key for key in keys]
+            kind = repr(keys) if isinstance(keys, str) else f"of type {type(keys).__name__}"
+            raise ValueError(f"by: the keys of {name!r} are {kind}; state a list of them, or 'found'")
+        self.name, self.keys = name, [_plain_key(key) for key in keys]
         self._codes: dict[Any, int] = {}
         for index, key in enumerate(self.keys):
             if not isinstance(key, str | int | float) or key != key:
-                raise TypeError(f"by: key {key!r} of {name!r} must be a text or a number")
+                raise TypeError(f"by: key {key!r} of {name!r} must be a text, a number or a date")
             if self._codes.setdefault(_form(key), index) != index:
                 raise ValueError(f"by: the keys of {name!r} have {key!r} twice; a row is in one group")
 
@@ -148,6 +156,13 @@ class Keys:
         return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_key_text(cell), -1))
 
 
+def _plain_key(key: Any) -> Any:
+    """Return a stated key as a number of Python or a text, as a date is in a column."""
+    if isinstance(key, date | np.datetime64) and key == key:
+        return _key_text(key)
+    return key.item() if isinstance(key, np.generic) else key
+
+
 def _form(cell: Any) -> float | str:
     """Return a cell's number, or else that of its text, as of a year, or else its text."""
     number, text = _number(cell), _key_text(cell)
@@ -157,8 +172,21 @@ def _form(cell: Any) -> float | str:
 
 
 def _key_text(cell: Any) -> str:
-    """Return a cell's text, which can be written to a file."""
-    return _text(cell).encode(errors="backslashreplace").decode()
+    """Return a cell's text, which can be written to a file; a date has a time of day only if that is not midnight."""
+    text = _text(cell)
+    try:
+        raw = text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # of other lone surrogates
+        raw = text.encode(errors="backslashreplace")
+    return _MIDNIGHT.sub(r"\1", decoded(raw))
+
+
+def decoded(text: bytes) -> str:
+    """Return a text, whose bytes are UTF-8, or else Windows-1252."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("cp1252", "backslashreplace")
 
 
 def key_of(cell: Any) -> Any:
@@ -197,8 +225,8 @@ def _by_cell(array: np.ndarray, function: Callable[[Any], Any], kind: Any = np.i
 
 def _mixed(words: np.ndarray) -> np.ndarray:
     """Return a hash of 64-bit words, SplitMix64's: it need not be secret, because any choice of rows is private."""
-    words = (words ^ (words >> np.uint64(30))) * _MIX[1]
-    words = (words ^ (words >> np.uint64(27))) * _MIX[2]
+    words = (words ^ (words >> np.uint64(30))) * _SPLITMIX[1]
+    words = (words ^ (words >> np.uint64(27))) * _SPLITMIX[2]
     return words ^ (words >> np.uint64(31))
 
 
@@ -218,7 +246,7 @@ def hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
         return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), key=secret, digest_size=8).digest())
 
     values = numbers(array)
-    words = _mixed((values + 0.0).view(np.uint64) * _MIX[0] + key)
+    words = _mixed((values + 0.0).view(np.uint64) * _SPLITMIX[0] + key)
     lost = np.isnan(values)
     words[lost] = _by_cell(array[lost].astype(object), of_text, np.uint64)
     return words
@@ -228,7 +256,7 @@ def joined_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
     """Return a keyed hash of each row of one or more columns."""
     words: Any = np.zeros(1, np.uint64)
     for column in columns:
-        words = _mixed(words * _MIX[0] + hashes(column, secret))
+        words = _mixed(words * _SPLITMIX[0] + hashes(column, secret))
     return words
 
 
@@ -245,7 +273,7 @@ def person_words(array: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarr
     else:
         tags, bits = _by_cell(array, partial(_person, secret=secret), np.uint64).reshape(-1, 2).T
     is_number = (tags >= _SIGNED) & (tags <= _FLOAT)
-    words = np.where(is_number, _mixed(bits * _MIX[0] + _hash_key(secret)), bits)
+    words = np.where(is_number, _mixed(bits * _SPLITMIX[0] + _hash_key(secret)), bits)
     if len(tags) and (tags == tags[0]).all():
         return np.broadcast_to(tags[0].copy(), tags.shape), words  # in no memory
     return tags.copy(), words

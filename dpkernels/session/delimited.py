@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from dpkernels.session.cells import decoded
 
 LONGEST_LINE = 1 << 24  # bytes of a line, which pyarrow must find within a block
 
@@ -42,33 +45,35 @@ class DelimitedLines:
     def to_batches(self, columns: Sequence[str]) -> Iterator[Any]:
         """Yield the rows of some columns, as bytes and null where a cell is empty; batches may be of any size."""
         import pyarrow as pa
-        import pyarrow.csv as csv
+        from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
         types = dict.fromkeys(columns, pa.binary())
-        cells = csv.ConvertOptions(
+        cells = ConvertOptions(
             column_types=types, include_columns=list(columns), strings_can_be_null=True, null_values=[""]
         )
+        lines = ParseOptions(delimiter=self.delimiter, invalid_row_handler=lambda _: "skip")
         for path in self.paths:
             for text in self._sound_lines(path):
                 # A byte order mark is left out at the start of what is read alone, where no row must begin.
                 text = b"\n" + text
-                reading = csv.ReadOptions(column_names=self.names, block_size=len(text) + 1)
-                yield from csv.read_csv(pa.py_buffer(text), reading, self._parse(), cells).to_batches()
-
-    def _parse(self) -> Any:
-        import pyarrow.csv as csv
-
-        return csv.ParseOptions(delimiter=self.delimiter, invalid_row_handler=lambda _: "skip")
+                reading = ReadOptions(column_names=self.names, block_size=len(text) + 1)
+                yield from read_csv(pa.py_buffer(text), reading, lines, cells).to_batches()
 
     def _header(self, path: Path) -> list[str]:
-        import pyarrow as pa
-        import pyarrow.csv as csv
-
         with path.open("rb") as file:
-            line = file.readline(LONGEST_LINE)
+            line = file.readline(LONGEST_LINE).removeprefix(b"\xef\xbb\xbf")
+        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise ValueError(f"data: {path} is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)")
         if not line.strip():
             raise ValueError(f"data: {path} is empty; a header is needed")
-        names: list[str] = csv.read_csv(pa.py_buffer(line), parse_options=self._parse()).column_names
+        try:
+            # The reader of pyarrow starts threads, which a process that ends at once may abort.
+            (names,) = csv.reader([decoded(line)], delimiter=self.delimiter, strict=True)
+        except csv.Error:
+            raise ValueError(f"data: {path} has a header that is no line of a CSV file") from None
+        for other in {";", "\t", ","} - {self.delimiter}:
+            if len(names) == 1 and other in names[0] and b'"' not in line:
+                raise ValueError(f"data: {path} has {other!r} between names of columns; {self.delimiter!r} is needed")
         return names
 
     def _sound_lines(self, path: Path) -> Iterator[bytes]:

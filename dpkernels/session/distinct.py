@@ -8,9 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-HALF, LOW_HALF = np.uint64(32), np.uint64(0xFFFFFFFF)  # of a word that has a pair
-_AT_ONCE = 1 << 20  # words that are sorted at once, about
-_FEWEST = 1 << 23  # words that are held before they are merged
+HALF = np.uint64(32)  # the bits of each part of a word that has a pair
+LOW_HALF = np.uint64(0xFFFFFFFF)  # of such a word
+_SORTED_WORDS = 1 << 20  # words that are sorted at once, about
+_MIN_HELD = 1 << 23  # words that are held before they are merged
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class DistinctWords:
         """Add distinct words, increasing, and how often each is there."""
         self._parts.append((words, counts.astype(np.uint32)))
         self._held += len(words)
-        if self._held > 2 * max(self._merged, _FEWEST):
+        if self._held > 2 * max(self._merged, _MIN_HELD):
             self.sorted()
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +74,7 @@ class DistinctWords:
         """Yield the words of all parts, with repeats, and their counts: increasing ranges of about 2^20 words."""
         step = max(self._held >> 12, 1)
         sample = np.sort(np.concatenate([np.zeros(0, np.uint64), *(words[::step] for words, _ in self._parts)]))
-        cuts = np.unique(sample[:: max(len(sample) * _AT_ONCE // max(self._held, 1), 1)])
+        cuts = np.unique(sample[:: max(len(sample) * _SORTED_WORDS // max(self._held, 1), 1)])
         ends = [[0, *np.searchsorted(words, cuts[1:]).tolist(), len(words)] for words, _ in self._parts]
         for k in range(max(len(cuts), 1)):
             slices = [slice(own[k], own[k + 1]) for own in ends]

@@ -13,8 +13,9 @@ from dpkernels.session.distinct import Places
 from dpkernels.session.run import Run
 
 _ZOOMS = 14  # distances of a published point at which values are counted, each half of the one before
-_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 60, -40  # of private bounds
-_STEPS = _LARGEST_EXPONENT - _SMALLEST_EXPONENT + 1
+_MAX_EXPONENT = 60  # private bounds are at most 2^60 in size,
+_MIN_EXPONENT = -40  # and at least 2^-40 or 0
+_STEPS = _MAX_EXPONENT - _MIN_EXPONENT + 1
 EXPONENTS = 2 * _STEPS + 1  # places for private bounds: negative powers of two, 0, and positive ones
 
 
@@ -79,18 +80,3 @@ def zoom_edges(points: Sequence[int], count: int) -> np.ndarray:
         for distance in (0, *(count >> zoom for zoom in range(1, _ZOOMS + 1))):
             edges |= {point - distance - (distance == 0), point + distance} | {point}
     return np.array(sorted(edge for edge in edges if -1 <= edge < count))
-
-
-def exponent_numbers(values: np.ndarray) -> np.ndarray:
-    """Return for each value the place of the least power of two, with its sign, that is not smaller."""
-    sizes = np.minimum(np.abs(values), 2.0**_LARGEST_EXPONENT)
-    fractions, exponents = np.frexp(sizes)  # sizes = fractions 2^exponents, with fractions in [1/2, 1)
-    exponents = np.maximum(exponents - (fractions == 0.5), _SMALLEST_EXPONENT)
-    steps = np.where(sizes > 0, exponents - _SMALLEST_EXPONENT + 1, 0)
-    return (_STEPS + np.sign(values) * steps).astype(np.int64)
-
-
-def exponent_value(place: int) -> float:
-    """Return the number at a place of ``exponent_numbers``."""
-    steps = min(max(place, 0), EXPONENTS - 1) - _STEPS
-    return math.copysign(2.0 ** (abs(steps) - 1 + _SMALLEST_EXPONENT), steps) if steps else 0.0

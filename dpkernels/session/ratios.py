@@ -11,10 +11,10 @@ import numpy as np
 
 from dpkernels.session.sums import UNIT_LOG2, NoisySums
 
-_GAP = 1.01  # ratio of neighbouring scales in a sum of Laplace noises, at least
-_GROWTHS = 40  # of the distance of an end from the ratio, until it is refused
+_MIN_SCALE_RATIO = 1.01  # of neighbouring scales in a sum of Laplace noises
+_MAX_GROWTHS = 40  # of the distance of an end from the ratio, until it is refused
 _HALVINGS = 36  # of the interval in which an end is
-_NUISANCES = 9  # values that cover the interval of a mean
+_MEAN_VALUES = 9  # values that cover the interval of a mean
 
 
 def laplace_tail(t: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def laplace_tail(t: np.ndarray, scales: np.ndarray) -> np.ndarray:
     s = np.sort(np.abs(scales), -1)
     s = np.maximum(s, np.maximum(1e-6 * s[..., -1:], 1e-300))
     for j in range(1, s.shape[-1]):
-        s[..., j] = np.maximum(s[..., j], _GAP * s[..., j - 1])
+        s[..., j] = np.maximum(s[..., j], _MIN_SCALE_RATIO * s[..., j - 1])
     total: Any = 0.0
     for j in range(s.shape[-1]):
         square, others = s[..., j : j + 1] ** 2, np.delete(s, j, -1) ** 2
@@ -69,7 +69,7 @@ class Ratio:
         low, high = self.nuisance.bounds(noisy, 1 - alpha / 10)
         known = np.isfinite(high - low)
         low, high = np.where(known, low, 0.0), np.where(known, high, 0.0)
-        nu = low + (high - low) * np.linspace(0, 1, _NUISANCES)[:, None]
+        nu = low + (high - low) * np.linspace(0, 1, _MEAN_VALUES)[:, None]
         lows, highs = self._bounds(noisy, nu, 0.9 * alpha)
         return np.where(known, lows.min(0), self.ends[0]), np.where(known, highs.max(0), self.ends[1])
 
@@ -93,7 +93,7 @@ class Ratio:
                 return ~is_likely(sign * (tau * below - above), P - tau[..., None] * R)
 
             step = np.maximum(np.abs(start), 1.0) * 2.0**-40
-            for _ in range(_GROWTHS):
+            for _ in range(_MAX_GROWTHS):
                 if (found := refuses(start + sign * step) | unknown).all():
                     break
                 step = np.where(found, step, 4 * step)

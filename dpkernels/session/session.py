@@ -13,9 +13,10 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from jax import Array
@@ -50,6 +51,8 @@ from dpkernels.session.sums import rounded_down
 from dpkernels.session.tables import Table, table_of
 from dpkernels.staging import replaced
 
+Amount = float | Fraction | Decimal  # a float is the decimal that it prints as
+By = Mapping[str, Any]  # a column to a list of its keys, or to "found"
 _EPSILONS = 1e-3, 20.0  # of one release
 _open = set[Any]()  # the data that sessions without a ledger are of
 
@@ -79,8 +82,8 @@ class Session:
         rows_per_person: int | None = None,
         groups_per_person: int | None = None,
         *,
-        epsilon: Any = None,
-        delta: Any = 0,
+        epsilon: Amount | None = None,
+        delta: Amount = 0,
         ledger: Ledger | str | os.PathLike[str] | None = None,
         key: Array | None = None,
     ) -> None:
@@ -136,6 +139,9 @@ class Session:
         if self._ledger is None:
             _warn_of_another(data)
 
+    def __repr__(self) -> str:
+        return f"Session: {self.neighbouring}. Spent: {self.spent}. Left: {self.left}."
+
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError("Session: cannot be copied, because a copy would not count the releases of the other")
 
@@ -168,7 +174,7 @@ class Session:
             found.append((statement.budget, statement.left))
         return found
 
-    def _cost(self, epsilon: Any, share: Any, delta: Any) -> EpsilonDelta:
+    def _cost(self, epsilon: Amount | None, share: Amount | None, delta: Amount) -> EpsilonDelta:
         """Return the cost of a release, which floats hold: epsilon is given, or a share of the whole budget."""
         if (epsilon is None) == (share is None):
             raise ValueError("epsilon, share: give one of them, the release's part of the budget")
@@ -181,7 +187,14 @@ class Session:
 
     # Releases
 
-    def release(self, statistic: Statistic, *, epsilon: Any = None, share: Any = None, delta: Any = 0) -> Result:
+    def release(
+        self,
+        statistic: Statistic,
+        *,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
+    ) -> Result:
         """Release a statistic. ``count``, ``mean`` and the others are calls of this.
 
         Args:
@@ -202,9 +215,9 @@ class Session:
         self,
         statistics: Sequence[Statistic],
         *,
-        epsilon: Any = None,
-        share: Any = None,
-        delta: Any = 0,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
         widths: Sequence[float] | None = None,
         objective: str = "largest",
         rows: int = 1000,
@@ -263,7 +276,7 @@ class Session:
             epsilons = np.asarray(tune.allocate(queries, epsilon=1.0, objective=objective).mechanism.epsilon) * epsilon
         return epsilons.tolist()
 
-    def check(self, statistic: Statistic, *, epsilon: Any = 1.0, delta: Any = 1e-6) -> None:
+    def check(self, statistic: Statistic, *, epsilon: Amount = 1.0, delta: Amount = 1e-6) -> None:
         """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
         self._table.check_columns(*statistic.names)
         statistic.check(self.rows_per_person, self._groups, float(epsilon), float(amount("delta", delta)))
@@ -336,35 +349,99 @@ class Session:
 
     # Statistics
 
-    def count(self, *, by: Mapping[str, Any] | None = None, **budget: Any) -> Result:
-        """Release the number of rows, of every group if ``by`` states keys; for the budget see ``release``."""
-        return self.release(Count(by=by), **budget)
+    # The arguments epsilon, share and delta are those of ``release``, and all others those of the statistic.
 
-    def crosstab(self, *, by: Mapping[str, Any], **budget: Any) -> Result:
+    def count(
+        self, *, by: By | None = None, epsilon: Amount | None = None, share: Amount | None = None, delta: Amount = 0
+    ) -> Result:
+        """Release the number of rows, of every group if ``by`` states keys."""
+        return self.release(Count(by=by), epsilon=epsilon, share=share, delta=delta)
+
+    def crosstab(
+        self, *, by: By, epsilon: Amount | None = None, share: Amount | None = None, delta: Amount = 0
+    ) -> Result:
         """Release the number of rows for every combination of the keys of two columns."""
-        return self.release(Crosstab(by=by), **budget)
+        return self.release(Crosstab(by=by), epsilon=epsilon, share=share, delta=delta)
 
-    def histogram(self, column: str, edges: Sequence[float], *, by: Any = None, **budget: Any) -> Result:
+    def histogram(
+        self,
+        column: str,
+        edges: Sequence[float],
+        *,
+        by: By | None = None,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
+    ) -> Result:
         """Release the numbers of values between stated edges."""
-        return self.release(Histogram(column, tuple(edges), by=by), **budget)
+        return self.release(Histogram(column, tuple(edges), by=by), epsilon=epsilon, share=share, delta=delta)
 
-    def sum(self, column: str, lower: Any = None, upper: Any = None, **options: Any) -> Result:
+    def sum(
+        self,
+        column: str,
+        lower: float | None = None,
+        upper: float | None = None,
+        *,
+        bounds: Literal["private"] | None = None,
+        by: By | None = None,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
+    ) -> Result:
         """Release the sum of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
-        return self._of_column(Sum, column, lower, upper, options)
+        statistic = Sum(column, lower, upper, bounds=bounds, by=by)
+        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
 
-    def mean(self, column: str, lower: float | None = None, upper: float | None = None, **options: Any) -> Result:
+    def mean(
+        self,
+        column: str,
+        lower: float | None = None,
+        upper: float | None = None,
+        *,
+        bounds: Literal["private"] | None = None,
+        by: By | None = None,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
+    ) -> Result:
         """Release the mean of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
-        return self._of_column(Mean, column, lower, upper, options)
+        statistic = Mean(column, lower, upper, bounds=bounds, by=by)
+        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
 
-    def variance(self, column: str, lower: float | None = None, upper: float | None = None, **options: Any) -> Result:
+    def variance(
+        self,
+        column: str,
+        lower: float | None = None,
+        upper: float | None = None,
+        *,
+        bounds: Literal["private"] | None = None,
+        by: By | None = None,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
+    ) -> Result:
         """Release the mean squared distance of values, clipped to [lower, upper], from their mean."""
-        return self._of_column(Variance, column, lower, upper, options)
+        statistic = Variance(column, lower, upper, bounds=bounds, by=by)
+        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
 
     def quantiles(
-        self, column: str, lower: float | None = None, upper: float | None = None, p: Any = 0.5, **options: Any
+        self,
+        column: str,
+        lower: float | None = None,
+        upper: float | None = None,
+        p: float | Sequence[float] = 0.5,
+        *,
+        step: float | None = None,
+        interval_share: float = 0.3,
+        bounds: Literal["private"] | None = None,
+        by: By | None = None,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
     ) -> Result:
         """Release quantiles p of values, clipped to [lower, upper]; see ``Quantiles`` for step and interval_share."""
-        return self._of_column(Quantiles, column, lower, upper, options | {"p": p})
+        statistic = Quantiles(column, lower, upper, p, step=step, interval_share=interval_share, bounds=bounds, by=by)
+        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
 
     def regression(
         self,
@@ -373,21 +450,27 @@ class Session:
         *,
         y_bounds: tuple[float, float],
         x_bounds: tuple[float, float],
-        by: Any = None,
-        **budget: Any,
+        by: By | None = None,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
     ) -> Result:
         """Release the least-squares line of y on x: its value at x = 0, and its slope."""
-        return self.release(Regression(y, x, y_bounds=y_bounds, x_bounds=x_bounds, by=by), **budget)
+        statistic = Regression(y, x, y_bounds=y_bounds, x_bounds=x_bounds, by=by)
+        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
 
-    def top(self, column: str, k: int, candidates: Sequence[Any], **budget: Any) -> Result:
-        """Release the k stated candidates that most persons have, with the numbers of these persons."""
-        return self.release(Top(column, k, candidates), **budget)
-
-    def _of_column(
-        self, kind: Any, column: str, lower: float | None, upper: float | None, options: dict[str, Any]
+    def top(
+        self,
+        column: str,
+        k: int,
+        candidates: Sequence[Any],
+        *,
+        epsilon: Amount | None = None,
+        share: Amount | None = None,
+        delta: Amount = 0,
     ) -> Result:
-        budget = {name: options.pop(name) for name in ("epsilon", "share", "delta") if name in options}
-        return self.release(kind(column, lower, upper, **options), **budget)
+        """Release the k stated candidates that most persons have, with the numbers of these persons."""
+        return self.release(Top(column, k, candidates), epsilon=epsilon, share=share, delta=delta)
 
     # Reports
 

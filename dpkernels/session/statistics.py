@@ -21,19 +21,21 @@ import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.session.blocks import Block
+from dpkernels.session.bounds import EXPONENTS, bounds_lattice, private_bounds
 from dpkernels.session.cells import Keys, numbers
-from dpkernels.session.quantiles import EXPONENTS, exponent_numbers, exponent_value, quantile_points, zoom_edges
+from dpkernels.session.quantiles import quantile_points, zoom_edges
 from dpkernels.session.ratios import Ratio
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler
 from dpkernels.session.sums import Lattice, NoisySums, partition, rounded_down, sampler_of
 
-FOUND, PRIVATE = "found", "private"
-_PRELIMINARIES = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
-_KEY_EPSILON = 0.011  # of the noise of a key, at least
-_MOST_GROUPS = 1 << 20
+FOUND = "found"  # in place of keys, which are then found privately
+PRIVATE = "private"  # in place of bounds, which are then found privately
+_PRELIMINARY_DIVISOR = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
+_MIN_KEY_EPSILON = 0.011  # of the noise of a key
+_MAX_GROUPS = 1 << 20  # of a statistic
 _QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
-_MOST_POINTS = 1 << 32
+_MAX_POINTS = 1 << 32  # steps of a quantile's lattice: places are words of 32 bits
 
 
 class Groups:
@@ -42,8 +44,8 @@ class Groups:
     def __init__(self, keys: Sequence[Keys]) -> None:
         self.keys = keys
         self.count = math.prod(len(each) for each in keys)
-        if self.count > _MOST_GROUPS:
-            raise ValueError(f"by: has {self.count} groups; at most {_MOST_GROUPS} can be released")
+        if self.count > _MAX_GROUPS:
+            raise ValueError(f"by: has {self.count} groups; at most {_MAX_GROUPS} can be released")
 
     def codes(self, block: Block) -> np.ndarray:
         """Return the number of each row's group, -1 for none."""
@@ -135,17 +137,19 @@ class Statistic(abc.ABC):
         if self.finds_keys:
             if not delta:
                 raise ValueError("delta: keys that are found need one, such as delta=1e-6")
-            if epsilon / _PRELIMINARIES / most_groups < _KEY_EPSILON:
-                least = _KEY_EPSILON * _PRELIMINARIES * most_groups
+            if epsilon / _PRELIMINARY_DIVISOR / most_groups < _MIN_KEY_EPSILON:
+                least = _MIN_KEY_EPSILON * _PRELIMINARY_DIVISOR * most_groups
                 raise ValueError(
                     f"epsilon: {epsilon:g} is too small to find keys, {most_groups} a person; from {least:g} on"
                 )
             key_sampler(preliminary, delta, most_groups)
         else:
             groups = self.groups().count
-        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARIES):
+        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARY_DIVISOR):
             raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person")
         try:
+            if self.has_private_bounds:
+                sampler_of(bounds_lattice(rows, preliminary), preliminary, EXPONENTS)
             sampler_of(*self.noise(rows, groups, main))
         except ValueError as error:
             raise ValueError(
@@ -154,14 +158,14 @@ class Statistic(abc.ABC):
 
     def smallest_epsilon(self, rows: int) -> float:
         """Return the smallest epsilon of its choices."""
-        return 2e-4 * rows if self.has_private_bounds else 0.0
+        return 0.0
 
     def groups(self) -> Groups:
         return Groups([Keys(name, keys) for name, keys in (self.by or {}).items()])
 
     def _divided(self, epsilon: float) -> tuple[float, float]:
         """Return the epsilon of keys that are found, and of private bounds; and of what is then released."""
-        preliminary = rounded_down(rational(epsilon) / _PRELIMINARIES)
+        preliminary = rounded_down(rational(epsilon) / _PRELIMINARY_DIVISOR)
         for _ in range(self.finds_keys + self.has_private_bounds):
             epsilon = _less(epsilon, preliminary)
         return preliminary, epsilon
@@ -176,7 +180,7 @@ class Statistic(abc.ABC):
                 return Result(self.title, keys, np.zeros(0), lambda _: (np.zeros(0),) * 2, _kind=run.table.kind)
             statistic = _with(statistic, by=keys)
         if self.has_private_bounds:
-            lower, upper = private_bounds(statistic, run, preliminary)
+            lower, upper = private_bounds(statistic.names[0], run, preliminary, self.title)
             statistic = _with(statistic, lower=lower, upper=upper, bounds=None)
         return statistic.release_groups(run, statistic.groups(), main)
 
@@ -407,7 +411,9 @@ def _ratio_width(statistic: Statistic, ratio: Ratio, rows: int, person_rows: int
 
 
 # Of the Bernstein basis (1 - t)^2, 2 t (1 - t), t^2: the coefficients of 1, t and t^2.
-_ONE, _FIRST, _SECOND = np.array([1.0, 1, 1]), np.array([0.0, 0.5, 1]), np.array([0.0, 0, 1])
+_ONE = np.array([1.0, 1, 1])
+_FIRST = np.array([0.0, 0.5, 1])
+_SECOND = np.array([0.0, 0, 1])
 
 
 def _bernstein(t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -572,7 +578,7 @@ class Quantiles(_OfColumn):
         checks.within("interval_share", self.interval_share, 0.0, 0.9)
         if self.step is not None:
             checks.positive("step", self.step)
-            if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MOST_POINTS:
+            if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MAX_POINTS:
                 raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
 
     def smallest_epsilon(self, rows: int) -> float:
@@ -587,14 +593,14 @@ class Quantiles(_OfColumn):
     def _step(self) -> float | None:
         """Return the step, or None where private bounds are so wide that they have too many of them."""
         lower, upper = self._ends
-        return None if self.step is None or (upper - lower) / self.step >= _MOST_POINTS else self.step
+        return None if self.step is None or (upper - lower) / self.step >= _MAX_POINTS else self.step
 
     @property
     def _points(self) -> int:
         (lower, upper), step = self._ends, self._step
         if step is None:
             return _QUANTILE_STEPS
-        return min(math.floor((upper - lower) / step + 1e-9) + 1, _MOST_POINTS - 1)
+        return min(math.floor((upper - lower) / step + 1e-9) + 1, _MAX_POINTS - 1)
 
     def _values(self, places: np.ndarray) -> np.ndarray:
         (lower, upper), step = self._ends, self._step
@@ -719,19 +725,3 @@ def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> 
     threshold = float(sampler.certificate.highest)
     found = (key for key, count in zip(keys, noisy, strict=True) if count > threshold)
     return {name: sorted(found, key=lambda key: (isinstance(key, str), key))}
-
-
-def private_bounds(statistic: Statistic, run: Run, epsilon: float) -> tuple[float, float]:
-    """Return bounds between which all but a few values are: powers of two, or 0, by two private quantiles."""
-    column = statistic.names[0]
-
-    def places(block: Block) -> tuple[np.ndarray, np.ndarray]:
-        values = numbers(block[column])
-        present = values[~np.isnan(values)]
-        return np.zeros(len(present), np.int64), exponent_numbers(present)
-
-    (members,) = run.places((column,), 1, places)
-    low, high = quantile_points(members, [Fraction(1, 200), Fraction(199, 200)], EXPONENTS, epsilon, run)
-    lower, upper = exponent_value(low - 1), exponent_value(max(high, low, 1))
-    run.note_choice(epsilon, f"{statistic.title}: bounds {lower:g} to {upper:g}")
-    return lower, upper

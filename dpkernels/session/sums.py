@@ -24,9 +24,9 @@ from dpkernels.exact.noise import ExactNoise
 
 UNIT_LOG2 = -32  # of the weights of a row
 UNIT = 1 << -UNIT_LOG2
-_MOST_STEPS = 11_000  # of the lattice in a scale of the noise: a table holds no more
-_FEW_STEPS = 2_048
-_WIDER = 1 + 1e-6  # than its scale the noise may be, so that a table of integers has the claim
+_MAX_STEPS = 11_000  # of the lattice in a scale of the noise: a table holds no more
+_FAST_STEPS = 2_048  # the same where rounding adds nothing, so that a small, faster table does
+_SCALE_MARGIN = 1 + 1e-6  # how much wider than its scale noise may be, so that a table of integers has the claim
 
 
 def rounded_down(number: Fraction) -> float:
@@ -69,8 +69,8 @@ class Lattice:
     def of(cls, rows: int, epsilon: float, groups: int, weights: int, *, counts: bool) -> Lattice:
         """Return the lattice for sums over groups, of rows that are whole numbers (counts) or have several weights."""
         finest = 0 if counts else UNIT_LOG2
-        steps = _MOST_STEPS if weights > 2 else _FEW_STEPS  # Where rounding adds nothing, small tables are faster.
-        log2 = max(finest, math.ceil(math.log2(rows / epsilon / (_MOST_STEPS if counts else steps))))
+        steps = _MAX_STEPS if weights > 2 else _FAST_STEPS  # Where rounding adds nothing, small tables are faster.
+        log2 = max(finest, math.ceil(math.log2(rows / epsilon / (_MAX_STEPS if counts else steps))))
         if log2 <= 0:
             further = 0 if log2 == finest or weights <= 2 else (weights - 1) * min(rows, groups)
             return cls(log2, finest, (rows << -log2) + further)
@@ -105,7 +105,7 @@ class NoisySums:
     @property
     def scale(self) -> float:
         """Return the scale of Laplace noise that, moved outwards by one step, has no smaller tail than the table."""
-        return _WIDER * self.lattice.sensitivity / float(rational(self.sampler.certificate.epsilon))
+        return _SCALE_MARGIN * self.lattice.sensitivity / float(rational(self.sampler.certificate.epsilon))
 
     def bounds(self, confidence: float) -> tuple[np.ndarray, np.ndarray]:
         """Return intervals of the true sums, one by one, from the certified integers."""

@@ -18,9 +18,9 @@ import numpy as np
 from dpkernels.session.blocks import Block, Source, changed, opened
 from dpkernels.session.cells import joined_hashes, numbers, person_words
 
-_SHARE = 1 << 20  # rows that are sorted at once, about
-_MOST_SHARES_LOG2 = 6
-_MOST_HASHED = 1 << 26  # rows of which hashes are held at once, about: 28 bytes each
+_SHARE_ROWS = 1 << 20  # rows that are sorted at once, about
+_MAX_SHARES_LOG2 = 6  # log2 of the most shares that rows are divided into, by their first bits
+_MAX_HASHED_ROWS = 1 << 26  # rows of which hashes are held at once, about: 28 bytes each
 
 
 class Hashes(NamedTuple):
@@ -101,7 +101,7 @@ class Table:
         """
         self.check_columns(person)
         names = self.source.columns
-        log2 = min((self.source.most_rows // _MOST_HASHED).bit_length(), _MOST_SHARES_LOG2)
+        log2 = min((self.source.most_rows // _MAX_HASHED_ROWS).bit_length(), _MAX_SHARES_LOG2)
         bounded = BoundedRows(rows, log2)
         for part in range(1 << log2):
             of_part = partial(_hashes, person=person, names=names, secret=secret, part=(part, log2))
@@ -129,7 +129,7 @@ def _hashes(block: Block, person: str, names: Sequence[str], secret: bytes, part
 
 def _is_in(low: np.ndarray, number: int, log2: int) -> np.ndarray:
     """Return which words begin with the bits of a number, of which there are ``log2``."""
-    return low >> np.uint64(64 - _MOST_SHARES_LOG2) >> np.uint64(_MOST_SHARES_LOG2 - log2) == number
+    return low >> np.uint64(64 - _MAX_SHARES_LOG2) >> np.uint64(_MAX_SHARES_LOG2 - log2) == number
 
 
 class BoundedRows:
@@ -163,11 +163,11 @@ class BoundedRows:
             self.persons, self.counted = np.full(rows, -1, np.int32), np.zeros(rows, bool)
         elif rows != len(self.persons):
             raise changed()
-        log2 = max(min((rows // _SHARE).bit_length(), _MOST_SHARES_LOG2), self._parts_log2)
+        log2 = max(min((rows // _SHARE_ROWS).bit_length(), _MAX_SHARES_LOG2), self._parts_log2)
         shares = 1 << log2 - self._parts_log2
         for share in range(shares * self._parts, shares * (self._parts + 1)):
-            starts = range(0, size, _SHARE)
-            parts = [at + np.flatnonzero(_is_in(low[at : min(at + _SHARE, size)], share, log2)) for at in starts]
+            starts = range(0, size, _SHARE_ROWS)
+            parts = [at + np.flatnonzero(_is_in(low[at : min(at + _SHARE_ROWS, size)], share, log2)) for at in starts]
             own = np.concatenate([np.zeros(0, np.int64), *parts])
             self._sort(places[own], high[own], low[own], content[own])
         self._parts += 1

@@ -16,7 +16,7 @@ from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.roots import NEWTON_STEPS, narrow_bracket, root_near
 
-_HALVINGS = 2200  # Between any two floats in 64 bits there are fewer bisections.
+_MAX_HALVINGS = 2200  # Between any two floats in 64 bits there are fewer bisections.
 
 
 def root(excess: Function, parameters: PyTree, feasible: Real, infeasible: Real, rtol: float = 0.0) -> Any:
@@ -162,7 +162,7 @@ class _Bisection(Method):
             # Compiled without optimisation, the excess may be computed twice in a step and rounded in two ways. Next to
             # the root the bracket then stays as it is, so the steps are counted.
             wide = abs(infeasible - feasible) > self.rtol * abs(feasible)
-            return (count < _HALVINGS) & (middle != feasible) & (middle != infeasible) & wide
+            return (count < _MAX_HALVINGS) & (middle != feasible) & (middle != infeasible) & wide
 
         def halve(state: tuple[Real, Real, Real]) -> tuple[Any, Any, Any]:
             count, feasible, infeasible = state

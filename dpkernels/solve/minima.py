@@ -18,18 +18,18 @@ from dpkernels.solve.base import Function, promote, while_loop
 from dpkernels.solve.implicit import DifferentiatingMethod, Method, divide_by_slope, implicit_root, root
 from dpkernels.solve.roots import NEWTON_STEPS
 
-_GOLDEN = (5**0.5 - 1) / 2
-_DAMPED_STEPS = 60  # Steps of the damped Newton method at most.
-_LAST_STEP = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
-_TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
+_GOLDEN = (5**0.5 - 1) / 2  # The larger part of a golden section.
+_MAX_DAMPED_STEPS = 60  # Steps of the damped Newton method at most.
+_NEWTON_RTOL = 1e-8  # Of Newton's method on a convex function, as a share of x. The error is about its square.
+_GOLDEN_STEPS = 60  # Of golden section: 3e-13 of the interval.
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
 # and its value, which is flat there, to about 1e-12.
 _ZOOM_POINTS = 9
-_ZOOMS = 10
-_MANY_PIECES = 32  # From this number of pieces on, each is evaluated at its ends and its middle, and zoomed once.
-_NEXT = 1e-6  # The share of a range within which a minimum that a host found is at the range's end.
-_SIDE = 1e-12  # The share of a piece by which a zoom starts off a knot.
-_SHORT = 1e-4  # The longest step from the place that a zoom found to the maximum, as a share of the piece.
+_ZOOMS = 10  # The zooms of few pieces.
+_MIN_MANY_PIECES = 32  # From this number of pieces on, each is evaluated at its ends and its middle, and zoomed once.
+_END_SHARE = 1e-6  # The share of a range within which a minimum that a host found is at the range's end.
+_KNOT_INSET = 1e-12  # The share of a piece by which a zoom starts off a knot.
+_MAX_POLISH = 1e-4  # The longest step from the place that a zoom found to the maximum, as a share of the piece.
 
 
 def minimum(
@@ -118,7 +118,7 @@ def smooth_minimum(
 
 def _near_ends(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return x at an end of its range where it is next to it: Brent's method does not evaluate the ends."""
-    near = _NEXT * (high - low)
+    near = _END_SHARE * (high - low)
     return np.where(x <= low + near, low, np.where(x >= high - near, high, x))
 
 
@@ -134,7 +134,7 @@ class _DampedNewton(Method):
 
         def unfinished(state: PyTree) -> Array:
             count, _, step, *_ = state
-            return (count < _DAMPED_STEPS) & (step > tolerance**0.75)
+            return (count < _MAX_DAMPED_STEPS) & (step > tolerance**0.75)
 
         def improve(state: PyTree) -> PyTree:
             count, x, _, damping, before = state
@@ -251,7 +251,7 @@ def maximum_between(function: Function, parameters: PyTree, knots: Array) -> Arr
 @in_one_program(static_argnums=0)
 def _maximum_between(function: Function, parameters: PyTree, knots: Array) -> Array:
     pieces = knots.size - 1
-    are_many = pieces >= _MANY_PIECES
+    are_many = pieces >= _MIN_MANY_PIECES
     grid = np.linspace(0.0, 1.0, 3 if are_many else _ZOOM_POINTS)
     start, length = jax.lax.stop_gradient((knots[:-1, None], jnp.diff(knots)[:, None]))
     held = jax.lax.stop_gradient(parameters)
@@ -265,7 +265,7 @@ def _maximum_between(function: Function, parameters: PyTree, knots: Array) -> Ar
         cell = (high - low) / (len(grid) - 1)
         return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best, highest
 
-    low = jnp.full_like(start, _SIDE)
+    low = jnp.full_like(start, _KNOT_INSET)
     *_, share, highest = jax.lax.fori_loop(0, 1 if are_many else _ZOOMS, zoom, (low, 1 - low, low, low))
     # Of equal values the last: where a function is flat, its place decides the derivatives.
     best = pieces - 1 - highest[::-1].argmax()
@@ -308,7 +308,7 @@ class _Interior(Method):
     ) -> tuple[Array, Array]:
         rise, bend = slope(share, parameters), _slope(slope, share, parameters)
         moved = jax.jvp(partial(slope, share), (parameters,), (tangents,))[1]
-        inside = (jnp.abs(rise) <= _SHORT * -bend) & (share > 2 * _SIDE) & (share < 1 - 2 * _SIDE)
+        inside = (jnp.abs(rise) <= _MAX_POLISH * -bend) & (share > 2 * _KNOT_INSET) & (share < 1 - 2 * _KNOT_INSET)
         return jnp.where(inside, bend, 0.0), moved
 
 
@@ -329,7 +329,7 @@ def turning_points(
     rising = np.diff(function(points, np.arange(len(points))[:, None]), axis=1) > 0
     row, column = np.nonzero(rising[:, 1:] != rising[:, :-1])
     low, high, sign = points[row, column], points[row, column + 2], np.where(rising[row, column], -1.0, 1.0)
-    for _ in range(_TURN_STEPS if len(row) else 0):
+    for _ in range(_GOLDEN_STEPS if len(row) else 0):
         left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
         leftwards = sign * function(left, row) <= sign * function(right, row)
         low, high = np.where(leftwards, low, left), np.where(leftwards, right, high)
@@ -386,7 +386,7 @@ class _ConvexNewton(DifferentiatingMethod):
 
         def unfinished(state: PyTree) -> Array:
             count, x, before, _ = state
-            return (count < NEWTON_STEPS) & (jnp.abs(x - before) > _LAST_STEP * x) & (x <= high)
+            return (count < NEWTON_STEPS) & (jnp.abs(x - before) > _NEWTON_RTOL * x) & (x <= high)
 
         def improve(state: PyTree) -> PyTree:
             count, x, _, _ = state

@@ -14,11 +14,11 @@ from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import while_loop
 
 NEWTON_STEPS = 60  # Steps of Newton's method at most.
-_SECANTS = 100  # Steps of a bracket at most.
-_FOUND = 1e-11  # The relative width of a bracket at the end.
-_TINY = 5e-324  # The least positive float.
-_LARGEST = 1e300  # Values are cut to this size for SciPy.
-_LEAST_RTOL = 4 * float(np.finfo(float).eps)  # The least that SciPy takes.
+_MAX_SECANTS = 100  # Steps of a bracket at most.
+_BRACKET_RTOL = 1e-11  # The relative width of a bracket at the end.
+_MIN_FLOAT = 5e-324  # The least positive float.
+_MAX_VALUE = 1e300  # Values are cut to this size for SciPy.
+_MIN_RTOL = 4 * float(np.finfo(float).eps)  # The least that SciPy takes.
 
 
 # Arrays
@@ -113,7 +113,7 @@ def falling_root(function: Callable[[np.ndarray], np.ndarray], low: Real, high: 
     above_low, below_high = function(low), function(high)
     # The Illinois method: secants of a bracket, of which an end that stays twice counts for half.
     last = np.zeros(low.shape, int)
-    for _ in range(_SECANTS):
+    for _ in range(_MAX_SECANTS):
         fall = above_low - below_high
         x = np.clip(low + (high - low) * above_low / np.where(fall > 0, fall, 1.0), low, high)
         value = function(x)
@@ -123,7 +123,7 @@ def falling_root(function: Callable[[np.ndarray], np.ndarray], low: Real, high: 
         above_low = np.where(side > 0, value, np.where(again, above_low / 2, above_low))
         below_high = np.where(side > 0, np.where(again, below_high / 2, below_high), value)
         last = side
-        if ((high - low <= _FOUND * np.abs(high)) | (value == 0)).all():
+        if ((high - low <= _BRACKET_RTOL * np.abs(high)) | (value == 0)).all():
             break
     return x
 
@@ -147,11 +147,11 @@ def narrow_bracket(
         bracket[0 if excess_at_x <= 0 else 1] = x
         if math.isnan(excess_at_x):
             return 1.0
-        return max(min(excess_at_x, -_TINY), -_LARGEST) if excess_at_x <= 0 else min(excess_at_x, _LARGEST)
+        return max(min(excess_at_x, -_MIN_FLOAT), -_MAX_VALUE) if excess_at_x <= 0 else min(excess_at_x, _MAX_VALUE)
 
-    rtol = max(rtol / 2, _LEAST_RTOL)
+    rtol = max(rtol / 2, _MIN_RTOL)
     # A root at 0 is never found to within a share of it; the last bracket is as good as any.
-    brentq(value, feasible, infeasible, xtol=_TINY, rtol=rtol, maxiter=200, full_output=True, disp=False)
+    brentq(value, feasible, infeasible, xtol=_MIN_FLOAT, rtol=rtol, maxiter=200, full_output=True, disp=False)
     return bracket[0], bracket[1]
 
 
@@ -177,8 +177,8 @@ def root_near(
             if math.isnan(there):
                 return math.nan
             at = _with_known_values(falling, {x: value, other: there})  # ``brentq`` asks for the ends once more.
-            xtol = max(tolerance**2, _LEAST_RTOL * max(abs(x), abs(other)))
-            return float(brentq(at, x, other, xtol=xtol, rtol=_LEAST_RTOL))
+            xtol = max(tolerance**2, _MIN_RTOL * max(abs(x), abs(other)))
+            return float(brentq(at, x, other, xtol=xtol, rtol=_MIN_RTOL))
         # A secant; where the function is all but flat, twice as far each time.
         fall = abs(there - value)
         step = there * (other - x) / fall if fall > 1e-3 * abs(value) else 2 * step

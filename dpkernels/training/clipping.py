@@ -35,13 +35,17 @@ from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import PrivateNoise
 
 # The factor by which norms stay below the sensitivity, for rounding errors.
-_MARGIN = 1 - 2.0**-20
+_NORM_MARGIN = 1 - 2.0**-20
 # The number of examples that are added up together.
-_TOGETHER = 4
+_EXAMPLES_TOGETHER = 4
 # Leaves with more values stay by themselves: in every step, copies of them would take time.
-_SMALL = 1 << 12
+_MAX_JOINED_VALUES = 1 << 12
+# Vectors with at least so many values are summed in lanes, of which a step of a loop adds up several values each.
+_MIN_LANED_VALUES = 1 << 10
+_LANES = 1 << 12  # The number of lanes; fewer for short vectors, and up to twice as many for others.
+_ADDENDS = 8  # The values that a step adds up in each lane.
 # An example with a larger norm contributes 0.
-_LARGEST_NORM = 1e30
+_MAX_NORM = 1e30
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["sums"], meta_fields=["rows", "types", "noise"])
@@ -183,7 +187,7 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
     count = leaves[0].shape[0]
     # As many parts as devices may have, each the examples of one device: XLA splits the first axis over them. Inside
     # shard_map the examples are those of one device already.
-    parts = 1 if device_axes() else math.gcd(count, jax.device_count())
+    parts = 1 if device_axes() or _is_local() else math.gcd(count, jax.device_count())
     split = partial(_split, parts=parts)
     pieces, is_counted, given = (
         [split(leaf) for leaf in leaves],
@@ -191,33 +195,31 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         None if norms is None else split(norms),
     )
     groups = _groups(leaves)
-    most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
+    most = _NORM_MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     number = is_counted.shape[1]
     with jax.enable_x64(True):
         # A few examples at a time stay in the cache: XLA's sums over all of them take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
             # Always as many, so that a norm has the same bits however many examples a device has. The last ones begin
             # with some that have been added, if their number is no multiple, and do not add these again.
-            first = jnp.minimum(i * _TOGETHER, number - _TOGETHER)
-            together = range(_TOGETHER)
-            by_group = [_rows([pieces[at] for at in group], first) for group in groups]
-            rows = [[group[j] for group in by_group] for j in together]
+            first = jnp.minimum(i * _EXAMPLES_TOGETHER, number - _EXAMPLES_TOGETHER)
+            blocks = [_block([pieces[at] for at in group], first) for group in groups]
+            by_group = [_rows(*block) for block in blocks]
+            rows = [[group[j] for group in by_group] for j in range(_EXAMPLES_TOGETHER)]
             if given is None:
-                norms = _norms(rows)
+                norms = _norms(blocks)
             else:
-                norms = [row.astype(jnp.float64) for row in _rows([given], first)]
+                norms = jnp.stack(_rows(given, first)).astype(jnp.float64)
                 rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
-            scales, are_used = [], []
-            for j, norm, is_row in zip(together, norms, _rows([is_counted], first), strict=True):
-                scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2))
-                scales.append(scale.astype(jnp.float32))
-                are_used.append(is_row & (norm < _LARGEST_NORM) & (first + j >= i * _TOGETHER))
+            scales = jnp.minimum(1 / noise.unit, most / jnp.maximum(norms, noise.l2_norm_clip / 2))
+            is_new = first + jnp.arange(_EXAMPLES_TOGETHER)[:, None] >= i * _EXAMPLES_TOGETHER
+            are_used = jnp.stack(_rows(is_counted, first)) & (norms < _MAX_NORM) & is_new
             leaves = zip(sums, zip(*rows, strict=True), strict=True)
-            return [_with_rows(total, leaf, tuple(scales), tuple(are_used)) for total, leaf in leaves]
+            return [_with_rows(total, leaf, scales.astype(jnp.float32), are_used) for total, leaf in leaves]
 
         shapes = [_joined_shape([leaves[at].shape[1:] for at in group]) for group in groups]
         zeros = [varying_like(jnp.zeros((parts, *shape), jnp.int32), counted, *leaves) for shape in shapes]
-        sums = jax.lax.fori_loop(0, -(-number // _TOGETHER), add, zeros)
+        sums = jax.lax.fori_loop(0, -(-number // _EXAMPLES_TOGETHER), add, zeros)
         totals = [total.sum(0, dtype=jnp.int32) for total in sums]
         return _separated(totals, groups, [leaf.shape[1:] for leaf in leaves])
 
@@ -225,34 +227,42 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
 def _split(array: Array, parts: int) -> Array:
     """Return the examples in parts, each of which has at least as many as are added up together; zeros fill it."""
     array = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
-    if (missing := _TOGETHER - array.shape[1]) <= 0:
+    if (missing := _EXAMPLES_TOGETHER - array.shape[1]) <= 0:
         return array
     return jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
+
+
+def _is_local() -> bool:
+    """Return whether the values of an example are known to be on one device: else a reshape may send them."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.device_count() == 1 or bool(mesh.manual_axes and set(mesh.manual_axes) == set(mesh.axis_names))
 
 
 def _groups(leaves: list[Array]) -> list[list[int]]:
     """Return which leaves are one vector in the program: small ones of a type, because XLA compiles each vector alone.
 
-    Leaves that may be split over devices stay by themselves; else their values would be sent to other devices.
+    Leaves that may be split over devices stay by themselves.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    is_local = jax.device_count() == 1 or (mesh.manual_axes and set(mesh.manual_axes) == set(mesh.axis_names))
-    groups: dict[str | int, list[int]] = {}
+    is_local, groups = _is_local(), dict[str | int, list[int]]()
     for at, leaf in enumerate(leaves):
-        is_small = is_local and math.prod(leaf.shape[1:]) <= _SMALL
+        is_small = is_local and math.prod(leaf.shape[1:]) <= _MAX_JOINED_VALUES
         groups.setdefault(leaf.dtype.name if is_small else at, []).append(at)
     return list(groups.values())
 
 
-def _rows(pieces: list[Array], first: Array) -> list[Array]:
-    """Return the examples of every part that are added up together, from a first one on, of a group of leaves."""
+def _block(pieces: list[Array], first: Array) -> tuple[Array, Array]:
+    """Return an array of a group of leaves, and where the examples that are added up together begin in it."""
     if len(pieces) == 1:
-        return [jax.lax.dynamic_index_in_dim(pieces[0], first + j, 1, keepdims=False) for j in range(_TOGETHER)]
-    blocks = [jax.lax.dynamic_slice_in_dim(piece, first, _TOGETHER, 1) for piece in pieces]
+        return pieces[0], first
+    blocks = [jax.lax.dynamic_slice_in_dim(piece, first, _EXAMPLES_TOGETHER, 1) for piece in pieces]
     vectors = jnp.concatenate([block.reshape(*block.shape[:2], -1) for block in blocks], axis=2)
     # In memory: else every use would look for its leaf at every value.
-    vectors = jax.lax.optimization_barrier(vectors)
-    return [vectors[:, j] for j in range(_TOGETHER)]
+    return jax.lax.optimization_barrier(vectors), jnp.zeros_like(first)
+
+
+def _rows(array: Array, first: Array) -> list[Array]:
+    """Return the examples of every part that are added up together, from a first one on."""
+    return [jax.lax.dynamic_index_in_dim(array, first + j, 1, keepdims=False) for j in range(_EXAMPLES_TOGETHER)]
 
 
 def _joined_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
@@ -270,23 +280,57 @@ def _separated(totals: list[Array], groups: list[list[int]], shapes: list[tuple[
     return [leaves[at] for at in range(len(shapes))]
 
 
-def _norms(rows: list[list[Array]]) -> list[Array]:
-    """Return the norms of several examples, given by their leaves."""
-    squares = [_sums_of_squares(leaves) for leaves in zip(*rows, strict=True)]
-    return [jnp.sqrt(sum(terms[1:], terms[0])) for terms in zip(*squares, strict=True)]
+def _norms(blocks: list[tuple[Array, Array]]) -> Array:
+    """Return the norms of the examples that are added up together, given an array of each group and a first row."""
+    squares = [_sums_of_squares(*block, is_local=_is_local()) for block in blocks]
+    return jnp.sqrt(jnp.stack([sum(terms[1:], terms[0]) for terms in zip(*squares, strict=True)]))
 
 
-@jax.jit  # Traced once for all leaves of a shape; XLA makes one program of all calls.
-def _sums_of_squares(rows: tuple[Array, ...]) -> list[Array]:
-    """Return the sum of squares of every row.
+@partial(jax.jit, static_argnames="is_local")  # Traced once for all leaves of a shape.
+def _sums_of_squares(array: Array, first: Array, *, is_local: bool) -> list[Array]:
+    """Return the sum of squares of every row that is added up, of an array of shape (parts, rows, ...).
+
+    Rows keep their shape where they may be split over devices: another one would gather them.
+    """
+    if is_local and len(array) == 1 and math.prod(array.shape[2:]) >= _MIN_LANED_VALUES:
+        return _sums_in_lanes(array.reshape(array.shape[1], -1), first)
+    return _row_sums([jnp.square(row.astype(jnp.float64)) for row in _rows(array, first)])
+
+
+def _row_sums(rows: list[Array]) -> list[Array]:
+    """Return the sum of every row.
 
     One reduction has the sums of all rows: on a CPU a sum waits for its own last addition, and the others' fill the
-    time. Rows keep their shape; another one would gather rows that are split over devices.
+    time.
     """
-    squares = [jnp.square(row.astype(jnp.float64)) for row in rows]
     zeros = [varying_like(jnp.zeros((), jnp.float64), row) for row in rows]
     axes = tuple(range(1, rows[0].ndim))
-    return jax.lax.reduce(squares, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], axes)
+    return jax.lax.reduce(rows, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], axes)
+
+
+def _sums_in_lanes(array: Array, first: Array) -> list[Array]:
+    """Return ``_sums_of_squares`` of an array of shape (rows, values).
+
+    On a CPU, XLA adds up a vector value by value, because the order of a sum of floats is fixed. Many sums at a time,
+    one a lane, are vectors of the processor. They take the loop to be in memory: else XLA would fuse them into the last
+    sum, value by value.
+    """
+    size = array.shape[1]
+    turns = max(2, size // (_LANES * _ADDENDS))
+    lanes = size // (turns * _ADDENDS)
+
+    def squares(begin: Any, count: int) -> Array:
+        place = first, jnp.asarray(begin, first.dtype)
+        return jnp.square(jax.lax.dynamic_slice(array, place, (_EXAMPLES_TOGETHER, count)).astype(jnp.float64))
+
+    def add(i: Array, sums: Array) -> Array:
+        return sum((squares((i * _ADDENDS + k) * lanes, lanes) for k in range(_ADDENDS)), sums)
+
+    zeros = varying_like(jnp.zeros((_EXAMPLES_TOGETHER, lanes), jnp.float64), array, first)
+    sums = jax.lax.fori_loop(0, turns, add, zeros)
+    rest = squares(turns * _ADDENDS * lanes, size - turns * _ADDENDS * lanes)
+    totals, others = (_row_sums([row[None] for row in part]) for part in (sums, rest))
+    return [total + other for total, other in zip(totals, others, strict=True)]
 
 
 def _within(rows: Array, norm: Array) -> Array:
@@ -295,15 +339,17 @@ def _within(rows: Array, norm: Array) -> Array:
 
 
 @jax.jit
-def _with_rows(total: Array, rows: tuple[Array, ...], scales: tuple[Array, ...], are_used: tuple[Array, ...]) -> Array:
-    """Return the sum of a leaf with several more examples, in units."""
-    for row, scale, is_used in zip(rows, scales, are_used, strict=True):
-        total = total + _rounded(row, scale, is_used)
-    return total
+def _with_rows(total: Array, rows: tuple[Array, ...], scales: Array, are_used: Array) -> Array:
+    """Return the sum of a leaf with several more examples, in units.
+
+    Floats add these up without an error: they are integers of at most 4 K <= 2^19.
+    """
+    rounded = [_rounded(*row) for row in zip(rows, scales, are_used, strict=True)]
+    return total + sum(rounded[1:], rounded[0]).astype(jnp.int32)
 
 
 def _rounded(rows: Array, scale: Array, is_used: Array) -> Array:
-    """Return the rows in units; those that are not used are 0."""
+    """Return the rows in units, as whole numbers in float32; those that are not used are 0."""
     columns = (len(rows), *[1] * (rows.ndim - 1))
     scaled = jnp.round(rows.astype(jnp.float32) * scale.reshape(columns))
-    return jnp.where(is_used.reshape(columns), scaled, 0.0).astype(jnp.int32)
+    return jnp.where(is_used.reshape(columns), scaled, jnp.float32(0))

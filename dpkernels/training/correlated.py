@@ -41,7 +41,7 @@ from dpkernels.proven import proven
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 from dpkernels.training.run import ROOM, TrainingRun, calibrated_run
 
-_MOST_BANDS = 64
+_MAX_BANDS = 64
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ToeplitzStrategy:
 
     def __post_init__(self) -> None:
         bands = tuple(self.bands)
-        checks.integer_in("bands: their number", len(bands), 1, _MOST_BANDS)
+        checks.integer_in("bands: their number", len(bands), 1, _MAX_BANDS)
         pairs = zip(bands, (1 << 16, *bands), strict=False)
         # As Python's integers, because squares and sums of NumPy's overflow.
         bands = tuple(checks.integer_in("bands: one", band, 0, bound) for band, bound in pairs)
@@ -72,7 +72,7 @@ class ToeplitzStrategy:
     @classmethod
     def square_root(cls, bands: int, unit: int = 16) -> ToeplitzStrategy:
         """Return the banded square root of the matrix of prefix sums (Kalinin & Lampert 2024), with rounded bands."""
-        checks.integer_in("bands", bands, 1, _MOST_BANDS)
+        checks.integer_in("bands", bands, 1, _MAX_BANDS)
         return cls.rounded([math.comb(2 * k, k) / 4**k for k in range(bands)], unit)
 
     def matrix(self, steps: int) -> np.ndarray:

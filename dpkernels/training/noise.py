@@ -22,9 +22,9 @@ MULTIPLIERS = (0.25, 1000.0)
 # Standard deviations of the noise in units that are tried.
 _SIGMAS = (2.0**12, 2.0**13, 2.0**14, 2.0**15)
 # The first of them at which rounding widens the noise by at most this share is taken.
-_CHEAP = 2.0**-4
+_SMALL_WIDENING = 2.0**-4
 # The share of the sensitivity that rounding may take.
-_DEAREST = 0.25
+_MAX_ROUNDING = 0.25
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
     """Return the certified noise for vectors of integers and their sensitivity K, in units."""
     checks.integer_in("params: their number of values", size, 1, 1 << 31)
     half = math.sqrt(size) / 2
-    sigma = next((s for s in _SIGMAS if half * multiplier / s <= _CHEAP), _SIGMAS[-1])
+    sigma = next((s for s in _SIGMAS if half * multiplier / s <= _SMALL_WIDENING), _SIGMAS[-1])
     sensitivity = sigma / multiplier
-    if half > _DEAREST * sensitivity:
-        largest = int((2 * _DEAREST * _SIGMAS[-1] / multiplier) ** 2)
+    if half > _MAX_ROUNDING * sensitivity:
+        largest = int((2 * _MAX_ROUNDING * _SIGMAS[-1] / multiplier) ** 2)
         raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {largest}")
     # Below the quotient, so that the noise multiplier is not above that of the integers.
     sensitivity = math.nextafter(sigma / multiplier, 0)

@@ -30,15 +30,15 @@ _SCHEMES: dict[str, Callable[[accountants.Guarantee, int, int], accountants.Guar
 }
 _POISSON = "poisson"
 # How far 1/sampling_rate may be from the number of steps of an epoch, relatively: by rounding errors.
-_SAME_RATE = 1e-12
+_RATE_RTOL = 1e-12
 # The distance of the answer above a solution of the equation for epsilon.
-_ABOVE = 1e-9
+_EPSILON_MARGIN = 1e-9
 # Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
-_MOST_STEPS = 24
+_MAX_STEPS = 24
 # Below the logarithm of the largest float.
-_LARGEST_EPSILON = 709.0
+_MAX_EPSILON = 709.0
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
-_PRECISION = 1e-6
+_MULTIPLIER_RTOL = 1e-6
 # Above the distance of a table, since a slightly different noise multiplier has another table.
 ROOM = 1 + 1e-3
 
@@ -85,7 +85,7 @@ class TrainingRun:
             raise ValueError(
                 f"neighbours: {self.neighbours!r}; the scheme {self.scheme!r} is accounted for 'add_remove'"
             )
-        if abs(self.sampling_rate * self._steps_an_epoch - 1) > _SAME_RATE:
+        if abs(self.sampling_rate * self._steps_an_epoch - 1) > _RATE_RTOL:
             raise ValueError(
                 f"sampling_rate: {self.sampling_rate:g}; the scheme {self.scheme!r} needs 1 over the steps of an epoch"
             )
@@ -145,7 +145,7 @@ class TrainingRun:
 
         from accountants.interop.dp_accounting import to_dp_event
 
-        without, epsilon, less = replace(self, slack=0.0), self.epsilon(delta), _PRECISION
+        without, epsilon, less = replace(self, slack=0.0), self.epsilon(delta), _MULTIPLIER_RTOL
         if epsilon == math.inf:
             raise ValueError(f"delta: {delta:g}; the slack of the run takes all of it")
         while self.slack and without.bracket(delta=delta)[0] < epsilon:
@@ -160,7 +160,7 @@ class TrainingRun:
 
     def slack_factor(self, epsilon: float) -> float:
         """Return T (1 + e^epsilon), by which the slack is multiplied in delta, above all rounding errors."""
-        growth = math.exp(epsilon) if epsilon < _LARGEST_EPSILON else math.inf
+        growth = math.exp(epsilon) if epsilon < _MAX_EPSILON else math.inf
         return self.steps * (1 + growth) * (1 + 2.0**-48)
 
     def _slack(self, epsilon: float) -> float:
@@ -171,11 +171,11 @@ class TrainingRun:
         eps = float(epsilon_at(delta))
         if not self.slack:
             return eps
-        for _ in range(_MOST_STEPS):
-            rest = delta - self._slack(eps + _ABOVE)
+        for _ in range(_MAX_STEPS):
+            rest = delta - self._slack(eps + _EPSILON_MARGIN)
             following = float(epsilon_at(rest)) if rest > 0 else math.inf
-            if following <= eps + _ABOVE:
-                return eps + _ABOVE
+            if following <= eps + _EPSILON_MARGIN:
+                return eps + _EPSILON_MARGIN
             eps = following
         return math.inf
 
@@ -229,7 +229,7 @@ def calibrated_run(run: TrainingRun, epsilon: float, delta: float) -> TrainingRu
         if low < 2.0**-20:
             break
         low, high = low / 2, low
-    while high > low * (1 + _PRECISION):
+    while high > low * (1 + _MULTIPLIER_RTOL):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if private(middle) else (middle, high)
     return replace(run, noise_multiplier=high)

@@ -54,7 +54,7 @@ ACCOUNTED = {
         2.1,
     ),
     "shuffled": (
-        lambda eta: shuffled(dpk.piecewise(epsilon=2.0, eta=eta, lower=0.0, upper=1.0), 30_000).delta(0.08),
+        lambda eta: shuffled(dpk.piecewise(epsilon=2.0, eta=eta, lower=0.0, upper=1.0), 30_000).estimate_delta(0.08),
         3.0,
     ),
     "acceptance": (lambda b: tune.acceptance(1.0)(dpk.laplace(epsilon=b)), 0.9),

@@ -5,7 +5,9 @@ gives (Canonne, Kamath & Steinke 2020, Proposition 12)
 
     log delta = c (R_a - eps) + c log(1 - 1/a) - log a.
 
-Every order is valid. The best one is searched for.
+Every order is valid. The best one is searched for by the precise divergences of ``renyi``, whose integrals are not
+proven. The divergence of the best order is then bounded: Gaussian noise has closed forms, and the moment of other
+losses is that of masses on a grid that dominate them.
 """
 
 from __future__ import annotations
@@ -17,11 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import gammaln, log_ndtr, logsumexp
 
-from accountants.composition.brackets.cells import NoGridError
+from accountants.composition.brackets.cells import NoGridError, best_offset, cells_on_grid, split_monotone
 from accountants.composition.brackets.grid import GridBracket
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.brackets.masses import Masses, above
+from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.base import as_float64
+from accountants.loss_intervals import UNIT
+from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.proven import proven
 
 _ORDERS = np.geomspace(1e-3, 1e5, 17)  # The orders, less 1, that are tried first.
@@ -32,6 +40,12 @@ _ROUNDING = 1e-12  # More than the relative rounding errors of the terms of a bo
 _WIDE_BRACKET = 0.05  # The relative width of the grid's bracket above which orders are tried as well.
 _MIN_DELTA = 1e-290  # Upper bounds of delta up to this are kept: they are close to the least floats.
 _MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
+_STEP = 0.02  # The step of a grid times the order: its spread adds at most 0.02^2/8 to a moment, relatively.
+_MIN_CELLS = 1 << 14  # The fewest cells of a grid,
+_MAX_CELLS = 1 << 16  # and the most.
+_LOG_OF_TAIL = 80.0  # The negated logarithm of the moment that may be beyond a grid's reach.
+_MAX_TERMS = 1 << 20  # The most terms of the sum of a sampled Gaussian, which is the largest order.
+_UNITS = 64  # The roundings of a moment's logarithm, relative to 1 and to its largest exponent.
 
 
 @proven("sums#closed-forms")
@@ -58,27 +72,131 @@ def delta_of_orders(guarantee: Any, epsilon: float) -> float:
 
 
 def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
-    """Return the least bound by a divergence, over orders around the best one."""
+    """Return the bound by the divergence of the best order that is found; inf if no divergence is finite."""
+    in_integers = any(map(_is_sampled_gaussian, guarantee.terms))
 
-    def at(c: float) -> float:
+    def order(c: float) -> float:
+        return max(float(round(c)), 1.0) if in_integers else c
+
+    def estimate(c: float) -> float:
         with suppress(ConvergenceError):
-            divergence = float(guarantee.renyi(1 + c))
+            divergence = float(guarantee.renyi(1 + order(c)))
             if math.isfinite(divergence):
-                return bound(c, divergence)
+                return bound(order(c), divergence)
         return math.inf
 
-    values = [at(float(c)) for c in _ORDERS]
+    values = [estimate(float(c)) for c in _ORDERS]
     best = int(np.argmin(values))
     least, center, ratio = values[best], float(_ORDERS[best]), float(_ORDERS[1] / _ORDERS[0])
     if not math.isfinite(least):
         return least
     for step in (1 / ratio, ratio):  # Beyond the first orders.
-        while _MIN_ORDER < center < _MAX_ORDER and (further := at(center * step)) < least:
+        while _MIN_ORDER < center < _MAX_ORDER and (further := estimate(center * step)) < least:
             least, center = further, center * step
     for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
-        least, center = min((least, center), *((at(c), c) for c in (center / ratio, center * ratio)))
-    return least
+        least, center = min((least, center), *((estimate(c), c) for c in (center / ratio, center * ratio)))
+    return bound(order(center), _divergence_above(as_float64(guarantee), order(center)))
+
+
+# Divergences from above
+
+
+@proven("sums#closed-forms")
+def _divergence_above(guarantee: Any, c: float) -> float:
+    """Return an upper bound of the Renyi divergence of order 1 + c; inf if none is known."""
+    divergences = []
+    with np.errstate(all="ignore"):
+        for mirror in guarantee.neighbour_directions:
+            sums = [
+                float(term.count) * max(_log_moment_above(term, k, mirror, c) for k in range(len(term.pairs)))
+                for term in guarantee.terms
+            ]
+            divergences.append(sum(sums) * (1 + UNIT * len(sums)) / c)
+    return max(divergences)
+
+
+def _is_sampled_gaussian(term: RepeatedReleases) -> bool:
+    is_noise = all(isinstance(pair, AdditivePair) and type(pair.noise) is Gaussian for pair in term.pairs)
+    return is_noise and term.sampling_rate is not None
+
+
+def _log_moment_above(term: RepeatedReleases, number: int, mirror: bool, c: float) -> float:
+    """Return an upper bound of log E_p e^(c l) of one release."""
+    pair, reach, log_tail = term.pairs[number], math.inf, -math.inf
+    if term.is_gaussian or _is_sampled_gaussian(term):
+        mu, rate = abs(float(pair.shift / pair.noise.sigma)), float(term.sampling_rate or 1.0)
+        if term.sampling_rate is None or term.neighbours != "replace":
+            return _log_moment_of_gaussian(mu, c) if rate == 1 else _log_moment_of_sampled(rate, mu, round(c) + 1)
+        reach, log_tail = _tail_of_replaced(rate, mu, c)
+    release = term.one_release()[number]
+    losses = release.privacy_loss()
+    whole = split_monotone(losses.mirrored() if mirror else losses)
+    smooth = [end for pieces in whole.pieces for end in pieces.end_losses]
+    ends = np.clip(np.concatenate([whole.loss[np.isfinite(whole.loss)], *smooth]), -reach, reach)
+    if not len(ends) or not np.isfinite(ends).all() or (whole.loss == np.inf).any():
+        return math.inf
+    extent = float(np.ptp(ends))
+    count = int(np.clip(extent * (1 + c) / _STEP, _MIN_CELLS, _MAX_CELLS))
+    step = max(extent, float(np.abs(ends).max()) * 1e-6, 1e-300) / count
+    try:
+        cells = cells_on_grid(whole, step, offset=best_offset(whole, step), reach=(-reach, reach))
+        masses, largest = above(cells, step, 1), reach
+        if math.isinf(reach) and masses.infinite > 0:
+            largest = float((release.mirror() if mirror else release).largest_loss())
+    except (NoGridError, TypeError):  # A TypeError is of a pair whose largest loss is unknown.
+        return math.inf
+    log_moment = _log_moment_of(masses, step, c, largest * (1 + _ROUNDING) + _UNITS * UNIT)
+    return float(np.logaddexp(log_moment, log_tail)) + UNIT * abs(log_moment)
+
+
+def _log_moment_of(masses: Masses, step: float, c: float, largest: float) -> float:
+    """Return the log of the sum of m e^(c l), rounded upwards; mass of infinite loss has in truth the largest one."""
+    loss = masses.offset + step * (masses.first + np.arange(len(masses.mass)))
+    loss, mass = np.append(loss, largest), np.append(masses.mass, masses.infinite)
+    has_mass = mass > 0
+    size = c * float(np.abs(loss[has_mass]).max(initial=0.0))
+    return float(logsumexp(c * loss[has_mass], b=mass[has_mass])) + _UNITS * UNIT * (1 + size)
+
+
+def _log_moment_of_sampled(rate: float, mu: float, order: int) -> float:
+    """Return the log of the moment of Gaussian noise on a sample, of an integer order a, with a record added.
+
+    It is 1 plus the sum over k from 2 of C(a, k) (1 - r)^(a - k) r^k (e^(k (k - 1) mu^2/2) - 1). With a record removed
+    it is no larger (Mironov, Talwar & Zhang 2019, Theorem 5).
+    """
+    if rate >= 1:
+        return _log_moment_of_gaussian(mu, order - 1.0)
+    if order > _MAX_TERMS:
+        return math.inf
+    k = np.arange(2.0, order + 1)
+    log_factorial = float(gammaln(order + 1))
+    ways = log_factorial - gammaln(k + 1) - gammaln(order - k + 1)
+    log_odds = k * math.log(rate) + (order - k) * math.log1p(-rate)
+    exponent = k * (k - 1) * mu**2 / 2
+    growth = np.log(np.where(exponent > 1, -np.expm1(-exponent), np.expm1(np.minimum(exponent, 1.0))))
+    growth += np.where(exponent > 1, exponent, 0.0)
+    size = log_factorial + float((np.abs(log_odds) + exponent + np.abs(growth)).max())
+    log_sum = float(logsumexp(ways + log_odds + growth)) + _UNITS * UNIT * (1 + size)
+    return float(np.logaddexp(0.0, log_sum)) * (1 + _UNITS * UNIT)
+
+
+def _tail_of_replaced(rate: float, mu: float, c: float) -> tuple[float, float]:
+    """Return (a loss, a bound of the log of the moment of larger ones) of Gaussian noise with a record replaced.
+
+    p^a q^(1 - a) is convex in (p, q) together. So its integral beyond x standard deviations is at most that of its
+    parts: (1 - r) of the noise itself, and r e^(2 a c mu^2) of Gaussian mass around (2 a - 1) mu.
+    """
+    log_factor, center = math.log(rate) + _log_moment_of_gaussian(2 * mu, c), (2 * c + 1) * mu
+    x = center + math.sqrt(2 * max(log_factor + _LOG_OF_TAIL, 0.0)) + 1.0
+    gain, cost = mu * x - mu**2 / 2, -mu * x - mu**2 / 2
+    loss = float(np.logaddexp(math.log1p(-rate), math.log(rate) + gain)) - math.log1p(rate * math.expm1(cost))
+    x -= 1.0  # By far more than the loss is rounded: from x to x + 1 it rises by more than its rounding.
+    return loss, float(np.logaddexp(log_ndtr(-x), log_factor + log_ndtr(center - x)))
+
+
+def _log_moment_of_gaussian(mu: float, c: float) -> float:
+    return c * (c + 1) * mu**2 / 2 * (1 + _UNITS * UNIT)
 
 
 @dataclass(frozen=True)

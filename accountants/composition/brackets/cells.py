@@ -29,7 +29,7 @@ _MIN_PANELS = 8  # Those of one of very many pieces.
 _MONOTONE_TOLERANCE = 1e-9  # A loss that turns by this share of 1 and of itself is not monotone.
 _INSET = 1e-12  # A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
 _INSETS_AT_END = 2.0  # A panel is at an end of its piece if it is within so many insets of it.
-_CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
+_CONSTANT_RTOL = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
 _ACCURATE_STEEPNESS = 1 / 8  # Width of a panel times steepness at which 4 nodes have a relative error of 2^-53,
 _COARSE_STEEPNESS = 3.0  # and that at which they have one of 10^-4.
 _MAX_PANELS = 1 << 23  # More panels than this are refused.
@@ -38,20 +38,20 @@ _MASS_MARGIN = 1.001  # The factor on the mass beyond the grid, for the error of
 _PLACE_TOLERANCE = 1e-7  # How far, in steps, rounding may put a loss outside of its half cell.
 _MAX_HALF_CELLS = 1 << 19  # More half cells than this are refused,
 _MAX_INTEGRATED_EDGES = 1 << 17  # and more edges of half cells if masses are integrals, not differences of tails.
-_RESOLVED = 1e-306  # More than the mass of p beyond the ends of pieces with known tails.
+_UNSEEN_BY_TAILS = 1e-306  # More than the mass of p beyond the ends of pieces with known tails.
 _MASS_ERROR = 1e-12  # A bound on the relative error of the masses of atoms and of integrals.
 _SUM_ERROR = 16 * UNIT  # A bound on the relative rounding error of the sums of other masses.
-_ROUNDED = 8  # Roundings of a gain, relative to its mass.
+_GAIN_UNITS = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which outcomes are evaluated, to choose the offset.
-_PARTS = 32  # The panels between two levels, of all pieces.
-_CROWDED = 0.2  # The mass within a step that decides the offset.
+_LEVEL_PANELS = 32  # The panels between two levels, of all pieces.
+_MIN_CROWDED_MASS = 0.2  # The mass within a step that decides the offset.
 _OFFSET_ABOVE = 1e-4  # How much higher, in steps, the offset is than the mean of a group with mass in the group above,
 _OFFSET_BELOW = 1e-6  # and how much lower it is otherwise.
 _MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _SAME_LOSS = 1e-12  # Losses are one loss if they differ by less than this share of the largest one.
 _HEAVIEST_ATOMS = 256  # The heaviest atoms decide the offset.
 _ATOMS_ON_GRID = 32  # One of the heaviest of them is put on the grid.
-_HEAVY = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
+_MIN_ATOM = 1e-14  # Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 
 
 class UnknownSteepnessError(ValueError):
@@ -201,7 +201,7 @@ def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
     p, q, loss = (np.concatenate([np.ravel(one) for one in column]) for column in zip(*atoms, strict=True))
     some = (p > 0) | (q > 0)
     # Masses between levels reach further than quadrature.
-    unseen = _RESOLVED if all(piece.intervals is not None for piece in losses.pieces) else losses.unseen
+    unseen = _UNSEEN_BY_TAILS if all(piece.intervals is not None for piece in losses.pieces) else losses.unseen
     return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), unseen + unknown if losses.pieces else 0.0)
 
 
@@ -218,7 +218,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
     level = source.loss(x, number[:, None])
     infinite = np.isinf(level).all(1)
     constant = infinite | (
-        np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT * (1 + np.abs(level).max(1))
+        np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT_RTOL * (1 + np.abs(level).max(1))
     )
     p, q, error = _masses_of_pieces(MonotonePieces(source, number[constant], left[constant], right[constant]))
     # The mass of a short piece next to a long one is not known as well as that of an atom.
@@ -449,7 +449,7 @@ def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _MAX_EXPONENT)))
     gain = np.where(near, difference, p) - growth * q
     gain_error = np.where(near, difference_error, p_error) + np.abs(growth) * q_error
-    gain_error += _ROUNDED * UNIT * (1 + np.abs(start)) * p  # Of the start, of this difference, and of groups.
+    gain_error += _GAIN_UNITS * UNIT * (1 + np.abs(start)) * p  # Of the start, of this difference, and of groups.
     # Where e^l would overflow, a gain is only known to be at most the mass.
     beyond = start > _MAX_EXPONENT
     gain, gain_error = np.where(beyond, p, gain), np.where(beyond, p, gain_error)
@@ -564,7 +564,7 @@ def _masses_of_panels(pieces: MonotonePieces, panels: Panels) -> tuple[np.ndarra
 
 def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
     """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
-    some = np.isfinite(whole.loss) & (whole.p > _HEAVY)
+    some = np.isfinite(whole.loss) & (whole.p > _MIN_ATOM)
     if not some.any():
         return 0.0, 0.0, 0.0
     p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
@@ -622,7 +622,7 @@ def _crowd(rough: PrivacyLossDistribution, step: float) -> float:
     some = np.isfinite(rough.loss)
     place, number = np.unique(np.floor(rough.loss[some] / step), return_inverse=True)
     mass = np.bincount(number, rough.p[some])
-    return float((place[mass.argmax()] - 1) * step) if len(mass) and mass.max() > _CROWDED else -np.inf
+    return float((place[mass.argmax()] - 1) * step) if len(mass) and mass.max() > _MIN_CROWDED_MASS else -np.inf
 
 
 def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -638,7 +638,7 @@ def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.n
     else:
         points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-        parts = max(_PARTS // len(some), 1)
+        parts = max(_LEVEL_PANELS // len(some), 1)
         shares = np.arange(parts + 1) / parts
         ends = start[..., None] * (1 - shares) + end[..., None] * shares
         panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(some, (len(levels) - 1) * parts))

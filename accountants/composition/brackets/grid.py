@@ -61,49 +61,50 @@ from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible, root
 
 _WIDTH = 1e-5  # The relative width aimed at.
-_FIRST = 4.5e-6  # That of the first grid, by estimate.
-_REFINEMENTS = 3  # How often the grid is refined at most.
-_FINEST = 0.15  # The least factor by which a step becomes finer at once.
-_FINEST_DIRECTLY = 0.4  # That for sums of positive terms, which take the square of the number of points.
-_LEAST_FINER = 0.8  # A factor above this is not worth another grid.
-_COARSER_BY = 1.5  # By how much a refined step grows while its grid has too many points.
-_NARROW = 1e-4  # The relative width up to which the lower bounds of other directions are not computed.
-_WIDTH_OF_POWER = 5e-5  # The relative width aimed at of a power, or of a small error.
-_LEAST_SHARE = 0.02  # The least width of a power, as a share of that.
-_FAR_OFF = 0.1  # The relative width from which on the tilt is chosen once more.
-_MOST_POINTS = 1 << 19  # The most points of refined grids.
-_MOST_WORK = 1 << 19  # The points of all grids together, beyond which none is refined.
-_ENLARGEMENTS = 24  # How often the first grid's step is enlarged if it has too many points.
-_MOST_OF_TABLES = 1 << 19  # The most points of a table's losses.
-_FINER_OF_TABLES = 4.0  # By how much the step of tables falls from try to try.
-_PRODUCTS = 16  # For how many points one counts where sums take the square of their number.
-_NOISE = 2e-6  # The relative width from which on errors of transforms are avoided.
-_MOST_DIRECT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
-_NOISY = 3.0  # How much wider than by these errors a bracket is refined.
-_OF_TAILS = 3  # For how many points one counts whose masses are differences of tails,
-_INTEGRATED = 8  # and one whose masses are integrals.
-_STEEPEST = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
-_MOST_TILTED = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
-_WIDEST = 1.0  # The largest first step.
-_LARGEST_STEP = 4.0**9  # The largest step.
-_FARTHEST = 1e300  # The largest eps that is looked for.
+_FIRST_WIDTH = 4.5e-6  # The relative width of the first grid's bracket, by estimate.
+_MAX_REFINEMENTS = 3  # How often the grid is refined at most.
+_MIN_STEP_FACTOR = 0.15  # The least factor by which a step becomes finer at once.
+_MIN_DIRECT_STEP_FACTOR = 0.4  # The same for sums of positive terms, which take the square of the number of points.
+_MAX_STEP_FACTOR = 0.8  # A factor above this is not worth another grid.
+_STEP_GROWTH = 1.5  # By how much a refined step grows while its grid has too many points.
+_NARROW_WIDTH = 1e-4  # The relative width up to which the lower bounds of other directions are not computed.
+_POWER_WIDTH = 5e-5  # The relative width aimed at of a power, or of a small error.
+_MIN_POWER_SHARE = 0.02  # The least value of (1 - power)/power, up to 1, by which that width is multiplied.
+_RETILT_WIDTH = 0.1  # The relative width from which on the tilt is chosen once more.
+_MAX_POINTS = 1 << 19  # The most points of refined grids.
+_MAX_WORK = 1 << 19  # The points of all grids together, beyond which none is refined.
+_MAX_ENLARGEMENTS = 24  # How often the first grid's step is enlarged if it has too many points.
+_MAX_TABLE_POINTS = 1 << 19  # The most points of a table's losses.
+_TABLE_STEP_DIVISOR = 4.0  # By how much the step of tables falls from try to try.
+_DIRECT_POINT_COST = 16  # For how many points one counts where sums take the square of their number.
+_NOISY_WIDTH = 2e-6  # The relative width from which on errors of transforms are avoided.
+_MAX_DIRECT_COUNT = 10**6  # The most reports of sums of positive terms, whose roundings add up.
+_NOISE_FACTOR = 3.0  # A bracket is refined if it is wider than this times these errors.
+_TAIL_POINT_COST = 3  # For how many points one counts whose masses are differences of tails,
+_INTEGRAL_POINT_COST = 8  # and one whose masses are integrals.
+_MAX_TILT = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
+_MAX_TILTED_STEP = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
+_MAX_FIRST_STEP = 1.0  # The largest first step.
+_MAX_STEP = 4.0**9  # The largest step.
+_MAX_EPSILON = 1e300  # The largest eps that is looked for.
 # The least eps that decides the step, in standard deviations of the sum.
-_LEAST_SIZE = 0.1
+_MIN_SIZE = 0.1
 # Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
-_OUTWARD = tuple(2e-11 * 4.0**k for k in range(14))
-_LEAST_TILT = 1e-6  # The least tilt of a test.
-_LEAST_ERROR = 1e-300  # The least error that is not 0.
-_EQUAL = 1e-4  # The relative error of delta on a coarse grid.
-_UNRELIABLE = 1e-2  # That by its transforms from which on another tilt is needed.
-_PLACE = 1e-7  # The precision of the eps of a line.
-_FAR_BELOW = 1.0  # How far the log of a power is below another one that decides.
-_ABOVE_ATOM = 0.7  # How far the log of a mass is above its limit at steep tilts.
-_APART = 1e-5  # The relative distance at which the slope of log delta is measured.
-_FURTHER = 2.0**-12, 2.0**-8, 2.0**-4  # How far from an estimate an eps is looked for, in turn.
-_LEFT_OUT = 1e-9  # The mass of outcomes that are left out, of all reports, relative to delta.
-_MIXED = 4  # About how many losses a mixture has.
+_MARGINS = tuple(2e-11 * 4.0**k for k in range(14))
+_MIN_TILT = 1e-6  # The least tilt of a test.
+_MIN_ERROR = 1e-300  # The least error that is not 0.
+_COARSE_RTOL = 1e-4  # The relative error of delta on a coarse grid.
+_MAX_COARSE_NOISE = 1e-2  # The relative error by its transforms from which on another tilt is needed.
+_LINE_RTOL = 1e-7  # The precision of the eps of a line.
+_DECISIVE_LOG = 1.0  # How far the log of a power is below another one that decides.
+_LOG_ABOVE_ATOM = 0.7  # How far the log of a mass is above its limit at steep tilts.
+_SLOPE_STEP = 1e-5  # The relative step of eps over which the slope of log delta is measured.
+# Relative distances from an estimate at which an eps is looked for, in turn.
+_SEARCH_STEPS = 2.0**-12, 2.0**-8, 2.0**-4
+_LEFT_OUT_MASS = 1e-9  # The mass of outcomes that are left out, of all reports, relative to delta.
+_MIXTURE_LOSSES = 4  # About how many losses a mixture has.
 # How much coarser the grid of a direction is that is not the worst one by estimate.
-_COARSER = 4.0
+_OTHER_STEP_FACTOR = 4.0
 _WINDOW_MIN_POINTS = 1 << 12  # Grids of fewer points have no window: it would not pay.
 _WINDOW_MIN_RATIO = 3  # Nor has a grid whose points are fewer than this times those of its window.
 _RARE = (1.0, 4.0)  # The mean number, in a sum, of losses outside of the window; the second one if the window is large.
@@ -112,7 +113,7 @@ _UNITS_OF_MU = 8  # The roundings of mu of Gaussian noise, besides those of sums
 _MAX_DEVIATIONS = 40.0  # How many standard deviations the losses of Gaussian noise reach.
 _MIN_STAGED_POINTS = 1 << 17  # On a grid of no more points than this stages save no time.
 _GRID_DEVIATIONS = 16.0  # How many standard deviations of the sum such a grid reaches.
-_CHOICES = 256  # The choices of a step.
+_MAX_CHOICES = 256  # The most steps that are tried to put atoms on the grid.
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
 
 
@@ -155,25 +156,25 @@ class GridBracket:
         best = [
             (eps, is_flat)
             for one, eps, is_flat in tangents
-            if directions.delta(one, eps) >= directions.upper_delta(eps) * (1 - _EQUAL)
+            if directions.delta(one, eps) >= directions.upper_delta(eps) * (1 - _COARSE_RTOL)
         ]
         if not best:  # It is where the profiles of two directions cross.
 
             def places(alpha: float, is_flat: bool) -> np.ndarray:
-                return around_estimate(directions.upper_delta, alpha, is_flat, largest_loss, _PLACE)
+                return around_estimate(directions.upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
 
             return curve_point(self.delta, places, alpha, largest_loss)
         eps, is_flat = min(best[0][0], largest_loss), best[0][1]
         # A steep line has a power, whose width is that of a smaller error.
         power = min(power_of_line(eps, directions.upper_delta(eps), alpha), 1.0)
-        width = _WIDTH_OF_POWER * (1.0 if is_flat else min(max((1 - power) / power, _LEAST_SHARE), 1.0))
+        width = _POWER_WIDTH * (1.0 if is_flat else min(max((1 - power) / power, _MIN_POWER_SHARE), 1.0))
         estimates = self._estimated(lambda one: one.saddle(eps))
         likely = math.exp(min(max(one.value for one in estimates), 0.0))
         low, high = self._refined(estimates, likely, None, _PowerAt(alpha, eps, is_flat), width)
         if not is_flat:
             # Where the steep lines are not certain to be the highest ones, the error is at most alpha.
             return CurvePoint.of_power(min(low, 1 - alpha), high, alpha)
-        error = 0.0 if high >= 1 / _LEAST_ERROR else (1 - 2**-50) / high
+        error = 0.0 if high >= 1 / _MIN_ERROR else (1 - 2**-50) / high
         return CurvePoint.of_error(error, (1 + 2**-50) / low if low > 0 else 1.0, alpha)
 
     @cached_property
@@ -229,7 +230,7 @@ class GridBracket:
             with np.errstate(all="ignore"):
                 tilt, value = map(float, estimate(direction))
             unknown = unknown or not (math.isfinite(tilt) and math.isfinite(value))
-            estimates.append(_Estimate(direction, min(tilt, _STEEPEST), value))
+            estimates.append(_Estimate(direction, min(tilt, _MAX_TILT), value))
         if unknown:
             raise NoGridError("epsilon, delta: no tilt was found for a bracket; parameters are out of reach")
         # The upper bound is that of all pairs, in any order: the worst first pair decides the tilt.
@@ -253,10 +254,10 @@ class GridBracket:
         for estimate in sorted(estimates, key=lambda one: -one.value):
             step = estimate.first_step(size) * math.sqrt(width / _WIDTH)
             if high > 0.0:
-                if estimate.upper_bound(step * _COARSER, likely, bound) <= low:
+                if estimate.upper_bound(step * _OTHER_STEP_FACTOR, likely, bound) <= low:
                     continue
                 top = estimate.upper_bound(step * finer, likely, bound)
-                if math.isfinite(top) and top - high <= width * top and high - low <= _NARROW * high:
+                if math.isfinite(top) and top - high <= width * top and high - low <= _NARROW_WIDTH * high:
                     high = max(high, top)
                     continue
             bottom, top, last = self._of_direction(estimate, step, likely, bound, width, is_of_epsilon=size is not None)
@@ -268,35 +269,35 @@ class GridBracket:
     ) -> tuple[float, float, float]:
         """Return (lower, upper) bounds of one direction, and the step of its last grid."""
         low, high, step = self._at_a_step(estimate, step, likely, bound, (-1, 1))
-        if estimate.noise > _NOISE and high - low > width * high and estimate.count <= _MOST_DIRECT:
+        if estimate.noise > _NOISY_WIDTH and high - low > width * high and estimate.count <= _MAX_DIRECT_COUNT:
             bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
             low, high = max(low, bottom), min(high, top)
         if high - low > width * high and not isinstance(bound, _PowerAt):
             low, high = estimate.bounds_of_tables(low, high, width, likely, bound)
         last = math.inf
-        for _ in range(_REFINEMENTS):
+        for _ in range(_MAX_REFINEMENTS):
             gap = high - low
             # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
             if (
-                not gap > max(width, _NOISY * estimate.noise) * high
+                not gap > max(width, _NOISE_FACTOR * estimate.noise) * high
                 or gap > 0.9 * last
                 or (low == 0.0 < last < math.inf)
             ):
                 break
-            finest = _FINEST_DIRECTLY if estimate.is_direct else _FINEST
-            finer = max(float(np.sqrt(0.7 * width * high / gap)), finest, estimate.points / _MOST_POINTS)
-            if finer > _LEAST_FINER or estimate.work > _MOST_WORK:
+            finest = _MIN_DIRECT_STEP_FACTOR if estimate.is_direct else _MIN_STEP_FACTOR
+            finer = max(float(np.sqrt(0.7 * width * high / gap)), finest, estimate.points / _MAX_POINTS)
+            if finer > _MAX_STEP_FACTOR or estimate.work > _MAX_WORK:
                 break
             last = gap
             likely = likely if is_of_epsilon else min(likely, high)
-            if is_of_epsilon and gap > _FAR_OFF * high and math.isfinite(high) and not estimate.is_direct:
-                estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _STEEPEST)
+            if is_of_epsilon and gap > _RETILT_WIDTH * high and math.isfinite(high) and not estimate.is_direct:
+                estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _MAX_TILT)
             refined = None
-            while refined is None and finer <= _LEAST_FINER:
+            while refined is None and finer <= _MAX_STEP_FACTOR:
                 try:
                     refined = estimate.bounds(step * finer, likely, bound, (-1, 1))
                 except TooManyPointsError:
-                    finer *= _COARSER_BY
+                    finer *= _STEP_GROWTH
             if refined is None:
                 break
             step *= finer
@@ -309,13 +310,13 @@ class GridBracket:
         estimate: _Estimate, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]
     ) -> tuple[float, float, float]:
         """Return bounds from a grid of this step, or of a larger one if it has too many points; and the step."""
-        for _ in range(_ENLARGEMENTS):
+        for _ in range(_MAX_ENLARGEMENTS):
             try:
                 return *estimate.bounds(step, likely, bound, sides), step
             except NotRareError:
                 estimate.is_windowed = False
             except TooManyPointsError:
-                if step > _LARGEST_STEP:
+                if step > _MAX_STEP:
                     raise
                 is_lattice = estimate.is_on_lattice and estimate.direction.lattice is not None
                 estimate.is_on_lattice = estimate.is_on_lattice and not is_lattice
@@ -339,7 +340,7 @@ class _CoarseDirections:
 
     def __init__(self, estimates: list[_Estimate]) -> None:
         self.likely = math.exp(max(one.value for one in estimates))
-        self.estimates = [one for one in estimates if one.value > math.log(self.likely) - _FAR_BELOW]
+        self.estimates = [one for one in estimates if one.value > math.log(self.likely) - _DECISIVE_LOG]
         self.totals: list[list[ComposedBounds]] = [[] for _ in self.estimates]
 
     def tangents(self, alpha: float) -> list[tuple[int, float, bool]]:
@@ -350,15 +351,17 @@ class _CoarseDirections:
 
     def _compose(self, number: int) -> None:
         estimate = self.estimates[number]
-        step = _COARSER * estimate.first_step(None)
+        step = _OTHER_STEP_FACTOR * estimate.first_step(None)
         GridBracket._at_a_step(estimate, step, self.likely, _Kept(self.totals[number]), (1,))
 
     def delta(self, number: int, epsilon: float) -> float:
         """Return an upper bound of delta at eps of one direction."""
-        if not any(total.delta(epsilon, 1) < 1 and total.noise(epsilon) < _UNRELIABLE for total in self.totals[number]):
+        if not any(
+            total.delta(epsilon, 1) < 1 and total.noise(epsilon) < _MAX_COARSE_NOISE for total in self.totals[number]
+        ):
             estimate = self.estimates[number]
             with np.errstate(all="ignore"):
-                estimate.tilt = min(float(estimate.direction.saddle(epsilon)[0]), _STEEPEST)
+                estimate.tilt = min(float(estimate.direction.saddle(epsilon)[0]), _MAX_TILT)
             self._compose(number)
         return min(total.delta(epsilon, 1) for total in self.totals[number])
 
@@ -397,7 +400,7 @@ class _Term:
     def weight(self) -> int:
         """Return for how many points of sums a point of this term counts, by the time that it takes."""
         known = [pieces.intervals is not None for loss in self.losses for pieces in loss.pieces]
-        return 1 if not known else _OF_TAILS if all(known) else _INTEGRATED
+        return 1 if not known else _TAIL_POINT_COST if all(known) else _INTEGRAL_POINT_COST
 
     @cached_property
     def atoms(self) -> tuple[float, float, float]:
@@ -435,10 +438,10 @@ class _Direction:
     def saddle(self, epsilon: float) -> tuple[Any, Any]:
         """Return the tilt for an eps, and an estimate of log delta."""
         c = self_composed.saddle_point(self.repeated, np.float64(epsilon))
-        if c <= _STEEPEST:
+        if c <= _MAX_TILT:
             return c, self_composed.approximate(self.repeated, c)[0]
         # Next to the largest loss, or beyond it: the Chernoff bound.
-        return c, self_composed.cumulants(self.repeated, np.float64(_STEEPEST))[0] - _STEEPEST * epsilon
+        return c, self_composed.cumulants(self.repeated, np.float64(_MAX_TILT))[0] - _MAX_TILT * epsilon
 
     def saddle_of_test(self, alpha: float) -> tuple[Real, Real]:
         """Return the tilt for the highest line at alpha, and an estimate of the log of the power.
@@ -456,9 +459,9 @@ class _Direction:
                 log_delta, eps, _ = self_composed.approximate(self.repeated, c)
                 return float(log_delta + (np.log1p(c) if is_flat else log_c - eps))
 
-            low, high = math.log(_LEAST_TILT), math.log(_STEEPEST)
+            low, high = math.log(_MIN_TILT), math.log(_MAX_TILT)
             # An atom at the largest loss may have more mass. Steeper tilts lose all others.
-            goal = max(math.log1p(-alpha) if is_flat else math.log(alpha), log_mass(high) + _ABOVE_ATOM)
+            goal = max(math.log1p(-alpha) if is_flat else math.log(alpha), log_mass(high) + _LOG_ABOVE_ATOM)
             is_inside = log_mass(low) > goal
             c = math.exp(root(lambda x, _: log_mass(x) - goal, (), high, low, rtol=1e-4) if is_inside else low)  # noqa: B023
             log_delta, eps, _ = map(float, self_composed.approximate(self.repeated, np.float64(c)))
@@ -469,7 +472,7 @@ class _Direction:
             lines.append((power, c))
         power, c = min(lines)
         power = min(power, power_of_line(largest, infinite, alpha))
-        return min(c, _STEEPEST), math.log(min(max(power, alpha), 1.0))
+        return min(c, _MAX_TILT), math.log(min(max(power, alpha), 1.0))
 
     def guess(self, delta: float) -> tuple[Real, Real]:
         target = max(delta - float(self_composed.infinity_mass(self.repeated)), delta / 2)
@@ -497,7 +500,7 @@ class _Direction:
         while self.gap < coarsest * step:  # So fine a grid would have too many points.
             coarsest //= RATIO
         least = math.ceil(self.gap / (coarsest * step))
-        parts = least + np.arange(min(_CHOICES, 1 + least // 2))
+        parts = least + np.arange(min(_MAX_CHOICES, 1 + least // 2))
         steps = self.gap / (coarsest * parts)
         beside = np.zeros(len(parts))
         for term in self.terms:
@@ -539,19 +542,19 @@ class _Estimate:
         variance = sum(float(part.variance) * term.count for part, term in zip(parts, terms, strict=True))
         count = self.count
         most = max(term.count for term in terms)
-        self.size = size = 1 / c if size is None else max(size, _LEAST_SIZE * math.sqrt(variance), 1e-12)
-        step = math.sqrt(8 * _FIRST * size / ((1 + c) * count))
+        self.size = size = 1 / c if size is None else max(size, _MIN_SIZE * math.sqrt(variance), 1e-12)
+        step = math.sqrt(8 * _FIRST_WIDTH * size / ((1 + c) * count))
         losses = [(self._sorted(term)[0], term.weight) for term in terms]
         reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
         self.is_staged = _GRID_DEVIATIONS * math.sqrt(variance) + reach > _MIN_STAGED_POINTS * step
         if not self.is_staged:
-            return min(max(step, 1e-14), _WIDEST)
+            return min(max(step, 1e-14), _MAX_FIRST_STEP)
         stages = stages_of(most)
         step /= math.sqrt(1 + stages)
         if any(self._window(term, step, RATIO**stages, (-np.inf, np.inf)) for term in terms if stages):
             # A mixture has further losses on the last grid.
-            step *= math.sqrt((1 + stages) / (1 + stages + _MIXED * BLOCK**stages / most))
-        return min(max(step, 1e-14), _WIDEST)
+            step *= math.sqrt((1 + stages) / (1 + stages + _MIXTURE_LOSSES * BLOCK**stages / most))
+        return min(max(step, 1e-14), _MAX_FIRST_STEP)
 
     def upper_bound(self, step: float, likely: float, bound: _Bound) -> float:
         """Return the upper bound on a grid of this step; inf if it has too many points."""
@@ -567,7 +570,7 @@ class _Estimate:
         if direction.lattice is not None and self.is_on_lattice:
             step, stages = direction.lattice, 0
         elif direction.gap:  # The two heaviest atoms and their midpoint can be on all grids.
-            step = direction.step_on_atoms(step, RATIO**stages, _FIRST * self.size)
+            step = direction.step_on_atoms(step, RATIO**stages, _FIRST_WIDTH * self.size)
         most = max(term.count for term in direction.terms)
         several = [self._masses(term, step, stages, most, likely, sides) for term in direction.terms]
         answers = {}
@@ -577,11 +580,11 @@ class _Estimate:
         for side in sides:
             parts = [masses[side] for masses in several]
             if self.is_direct:
-                total = compose_directly(parts, step, _LEFT_OUT * likely, side, stages)
-                self.points = max(self.points, _PRODUCTS * max(len(part.mass) for part in parts))
+                total = compose_directly(parts, step, _LEFT_OUT_MASS * likely, side, stages)
+                self.points = max(self.points, _DIRECT_POINT_COST * max(len(part.mass) for part in parts))
             else:
                 # On a coarse grid a steeper tilt leaves almost no mass of a contraction.
-                tilt = min(self.tilt, _MOST_TILTED / (step * RATIO**stages)) if stages else self.tilt
+                tilt = min(self.tilt, _MAX_TILTED_STEP / (step * RATIO**stages)) if stages else self.tilt
                 total = compose(parts, step, tilt, side, stages)
             self.points = max(self.points, len(total.loss))
             answers[side] = bound(total, side, self.value)
@@ -594,16 +597,16 @@ class _Estimate:
     ) -> tuple[float, float]:
         """Return narrower bounds of losses that all are atoms, by their spread; the same ones for others."""
         terms = self.direction.terms
-        tables = [Table.of(term.losses[0], term.count, self._reach(term, _LEFT_OUT * likely)) for term in terms]
+        tables = [Table.of(term.losses[0], term.count, self._reach(term, _LEFT_OUT_MASS * likely)) for term in terms]
         known = [table for table in tables if table is not None]
         if len(known) < len(tables):
             return low, high
         # The bump has the integral rho^2 sqrt(2) asinh(2 r/rho), rho^2 is about k h^2/4, and r is k h.
         bump = math.sqrt(2) / 4 * self.count * math.asinh(4 * math.sqrt(self.count))
-        finest = max(max(table.width for table in known) / _MOST_OF_TABLES, 1e-14)
+        finest = max(max(table.width for table in known) / _MAX_TABLE_POINTS, 1e-14)
         step = max(math.sqrt(width * self.size / ((1 + self.tilt) * bump)), finest)
         is_alone = len(terms) == 1 and len(terms[0].losses) == 1
-        for _ in range(_REFINEMENTS):
+        for _ in range(_MAX_REFINEMENTS):
             with suppress(TooManyPointsError):
                 low = max(low, bound(lower_sum(known, step, self.tilt), -1, self.value))
                 if is_alone and high - low > width * high:
@@ -611,7 +614,7 @@ class _Estimate:
                     high = min(high, bound(total, 1, self.value))
             if high - low <= width * high or step <= finest:
                 break
-            step = max(step / _FINER_OF_TABLES, finest)
+            step = max(step / _TABLE_STEP_DIVISOR, finest)
         return low, high
 
     def _masses(
@@ -623,7 +626,7 @@ class _Estimate:
             stage += 1
         step = step * RATIO**stage
         first, *others = term.losses
-        reach = self._reach(term, _LEFT_OUT * likely)
+        reach = self._reach(term, _LEFT_OUT_MASS * likely)
         ratio = RATIO ** (stages - stage)
         window = self._window(term, step, ratio, reach) if ratio > 1 and not others and not self.is_direct else None
         offset = best_offset(first, step, term.rough)
@@ -664,7 +667,7 @@ class _Estimate:
             below_there = np.log(np.cumsum(p)) + self.tilt * loss
             logs = np.log(p) + self.tilt * loss
         log_total = logs.max() + math.log(np.exp(logs - logs.max()).sum())
-        low = below_there - log_total + math.log(term.count) > 1.5 * math.log(_LEFT_OUT)
+        low = below_there - log_total + math.log(term.count) > 1.5 * math.log(_LEFT_OUT_MASS)
         stop = min(int(high.sum()), len(loss) - 1)
         start = max(int((~low).sum()) - 1, 0)
         return (float(loss[start]) if start > 0 else -np.inf), (float(loss[stop]) if stop < len(loss) - 1 else np.inf)
@@ -724,7 +727,7 @@ class _EpsilonAt:
         """Return an eps at which a bound of delta meets the target, rounded to its side."""
         near = total.epsilon_near(self.delta)
         if near is None and total.infinite > self.delta:
-            return math.inf if side > 0 or total.delta(_FARTHEST, side) > self.delta else 0.0
+            return math.inf if side > 0 or total.delta(_MAX_EPSILON, side) > self.delta else 0.0
         guess = guess if near is None else near
         return _least_of(lambda eps: total.delta(eps, side), side, self.delta, guess)
 
@@ -766,13 +769,13 @@ class _PowerAt:
             delta = total.delta(self.epsilon, 1)
             if not self.is_flat:
                 return power_of_line(self.epsilon, delta, self.alpha, 1)
-            return 1 / max(error_of_line(self.epsilon, delta, self.alpha, -1), _LEAST_ERROR)
+            return 1 / max(error_of_line(self.epsilon, delta, self.alpha, -1), _MIN_ERROR)
         if not self.is_flat:
             return total.test(self.alpha, False)
         error = total.test(self.alpha, True)
         # Where the flat lines are not certain to be the highest ones, the error is at most alpha.
         error = error if error <= self.alpha else max(1 - total.test(self.alpha, False), self.alpha)
-        return 1 / max(error, _LEAST_ERROR)
+        return 1 / max(error, _MIN_ERROR)
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         delta = total.delta(self.epsilon, 1)
@@ -791,27 +794,27 @@ def _least_of(delta_at: Callable[[float], float], side: int, target: float, gues
 
     if guess > 0:
         # Delta is nearly exponential; the guess does not know the errors.
-        at_guess, further = (math.log(max(delta_at(eps), 1e-320)) for eps in (guess, guess * (1 + _APART)))
-        off, slope = at_guess - math.log(target), (at_guess - further) / (guess * _APART)
+        at_guess, further = (math.log(max(delta_at(eps), 1e-320)) for eps in (guess, guess * (1 + _SLOPE_STEP)))
+        off, slope = at_guess - math.log(target), (at_guess - further) / (guess * _SLOPE_STEP)
         near = guess + off / slope if abs(off) < 0.1 * guess * slope else guess
-        for margin in _OUTWARD[:4]:
+        for margin in _MARGINS[:4]:
             eps = near * (1 + margin * side) if near > 0 else guess
             if feasible(eps):
                 if abs(off) < 1e-6:
                     return float(eps)
                 break
     low, high = None, max(guess, 1e-3)
-    shares = chain(_FURTHER, repeat(0.25))
+    shares = chain(_SEARCH_STEPS, repeat(0.25))
     while delta_at(high) > target:
         low, high = high, (1 + next(shares)) * high
-        if high > _FARTHEST:
+        if high > _MAX_EPSILON:
             return math.inf if side > 0 else low
     if low is None:
-        tried = (high * (1 - share) for share in (*_FURTHER, 0.5, 1.0))
+        tried = (high * (1 - share) for share in (*_SEARCH_STEPS, 0.5, 1.0))
         low = next((eps for eps in tried if delta_at(eps) > target), None)
     if low is None:
         return 0.0
     found = root(lambda eps, _: np.log(max(delta_at(eps), 1e-320) / target), (), high, low, rtol=1e-11)
     with suppress(NotPrivateError):  # Next to the least float delta falls in jumps.
-        return first_feasible((float(found * (1 + margin * side)) for margin in _OUTWARD), feasible)
+        return first_feasible((float(found * (1 + margin * side)) for margin in _MARGINS), feasible)
     return math.inf if side > 0 else 0.0

@@ -37,7 +37,7 @@ _LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of 
 _SECOND_ORDER = 1.01  # The factor on an error, for its terms of second order, which are small.
 _MAX_PRODUCTS = 1 << 29  # The most products of one sum by positive terms, which take about 0.3 s.
 _MAX_PLAIN_POINTS = 256  # The points up to which sums are computed point by point.
-_SMALLEST_FLOAT = 5e-324  # The least positive float.
+_MIN_FLOAT = 5e-324  # The least positive float.
 _UNDERFLOW = 1e-300  # More than what products lose that are below the floats.
 _MIXING_ROUNDING = 2.0**-40  # More than the relative rounding errors of a randomised test between two losses.
 _MAX_RARE = 60  # The most rare losses of a sum.
@@ -102,7 +102,7 @@ class ComposedBounds:
         with np.errstate(over="ignore"):  # An upper bound may be anything above 1.
             finite = np.exp(min(exponent, _MAX_EXPONENT)) * value
         if value > 0:  # Both may be below the floats.
-            finite = max(finite + side * 4 * _SMALLEST_FLOAT * (1 + value), 0.0)
+            finite = max(finite + side * 4 * _MIN_FLOAT * (1 + value), 0.0)
         if np.isnan(finite):
             raise NoGridError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))
@@ -124,7 +124,7 @@ class ComposedBounds:
         for side, weight in ((1, np.exp(-(c + 1) * s)), (-1, np.exp(-c * s))):
             value = (weight * g).sum()
             masses.append(value + side * (self.error * norm(weight) + self.outside + rounding * value))
-        q, p = math.exp(exponent - start) * masses[0] + _SMALLEST_FLOAT, math.exp(exponent) * max(masses[1], 0.0)
+        q, p = math.exp(exponent - start) * masses[0] + _MIN_FLOAT, math.exp(exponent) * max(masses[1], 0.0)
         return min(q, 1.0), min(self.infinite + p, 1.0)
 
     @cached_property

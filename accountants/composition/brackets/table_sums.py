@@ -26,13 +26,13 @@ from accountants.loss_intervals import LOSS_UNITS, UNIT
 from dpkernels.proven import proven
 
 _BINS = 32  # The groups of losses in a step.
-_HEAVY = 0.1  # The mass of a group, over that of the heaviest one, from which on the grid goes through both.
-_MASS = 1e-12  # A bound on the relative error of the mass of an atom.
-_ON_GRID = 8  # The roundings of a loss that is on the grid.
-_LIKELY = 1e-3  # The least probability of a sum on the grid that matters.
-_WIDE = 2.0**-40  # More than the relative rounding errors of the bump and of its numbers.
-_OVERFLOWS = 300.0  # An exponent whose square does not overflow.
-_MOST_LOSSES = 1 << 20  # The most points of a grid of one loss.
+_HEAVY_SHARE = 0.1  # The mass of a group, over that of the heaviest one, from which on the grid goes through both.
+_MASS_ERROR = 1e-12  # A bound on the relative error of the mass of an atom.
+_GRID_UNITS = 8  # The roundings of a loss up to which it is on the grid.
+_MIN_SHARE = 1e-3  # The least share of mass on the grid, of a whole sum, that matters.
+_BUMP_ROUNDING = 2.0**-40  # More than the relative rounding errors of the bump and of its numbers.
+_MAX_EXPONENT = 300.0  # e^x, and its square, do not overflow float64, which ends at e^709.8.
+_MAX_POINTS = 1 << 20  # The most points of a grid of one loss.
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SpreadSum(ComposedBounds):
         added = _mean_of_bump(self, epsilon, self.deviation, self.reach, 1)
         if self.on_grid is not None:
             added -= _mean_of_bump(self.on_grid, epsilon, self.deviation, self.reach, -1)
-        return max(super().delta(epsilon, side) - max(added, 0.0) * (1 + _WIDE), 0.0)
+        return max(super().delta(epsilon, side) - max(added, 0.0) * (1 + _BUMP_ROUNDING), 0.0)
 
 
 def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach: float, side: int) -> float:
@@ -118,7 +118,7 @@ class Table:
         p, loss = self.gathered(float(self.loss[self.p.argmax()]), step)
         distance = np.abs(loss - loss[p.argmax()])
         others = np.where(distance > 2 * step, p, 0.0)
-        is_heavy = others.max() > _HEAVY * p.max()
+        is_heavy = others.max() > _HEAVY_SHARE * p.max()
         return float(loss[p.argmax()]), float(distance[others.argmax()]) if is_heavy else 0.0
 
     def masses(self, offset: float, step: float, side: int) -> tuple[Masses, Masses]:
@@ -129,9 +129,9 @@ class Table:
         p, loss = (self.p, self.loss) if side > 0 else self.gathered(offset, step)
         size = 1 + float(np.abs(loss).max(initial=0.0)) + abs(offset)
         place = (loss - offset) / step
-        is_on_grid = np.abs(loss - (offset + np.round(place) * step)) <= _ON_GRID * UNIT * size
+        is_on_grid = np.abs(loss - (offset + np.round(place) * step)) <= _GRID_UNITS * UNIT * size
         index = np.where(is_on_grid, np.round(place), np.floor(place))
-        if self.width > _MOST_LOSSES * step:
+        if self.width > _MAX_POINTS * step:
             raise TooManyPointsError(f"losses over {self.width:.6g} are too many for a grid of step {step:.6g}")
         above = np.where(is_on_grid, 0.0, np.clip(loss - (offset + index * step), 0.0, step))
         up = p * np.minimum(np.expm1(-above) / math.expm1(-step), 1.0)
@@ -145,8 +145,8 @@ class Table:
             every[0] += self.below
             infinite += self.above
         # Sums have one rounding for each of their terms.
-        of_masses = max(_MASS, LOSS_UNITS * UNIT * size) + 2 * UNIT * (len(self.p) + 8)
-        of_losses = (LOSS_UNITS + _ON_GRID) * UNIT * size + UNIT * len(self.p) * step
+        of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT * size) + 2 * UNIT * (len(self.p) + 8)
+        of_losses = (LOSS_UNITS + _GRID_UNITS) * UNIT * size + UNIT * len(self.p) * step
 
         def masses(mass: np.ndarray) -> Masses:
             factor = 1 + side * of_masses
@@ -164,11 +164,11 @@ def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
     total = compose([every for every, _ in pairs], step, tilt, -1)
     spread = sum(every.count for every, on_grid in pairs if not np.array_equal(every.mass, on_grid.mass))
     # The variance of one factor of W is at most sinh^2(h/2) = cosh^2(h/2) - 1, and cosh x <= e^(x^2/2).
-    variance = math.expm1(min(spread * step**2 / 4, _OVERFLOWS))
-    reach = spread * step * (1 + _WIDE)
-    deviation = math.sqrt(variance) * math.exp(min(reach, _OVERFLOWS)) * (1 + _WIDE)
+    variance = math.expm1(min(spread * step**2 / 4, _MAX_EXPONENT))
+    reach = spread * step * (1 + _BUMP_ROUNDING)
+    deviation = math.sqrt(variance) * math.exp(min(reach, _MAX_EXPONENT)) * (1 + _BUMP_ROUNDING)
     share = math.prod(float(on.mass.sum() / max(every.mass.sum(), 1e-300)) ** on.count for every, on in pairs)
-    on_grid = compose([on for _, on in pairs], step, tilt, -1) if spread and share > _LIKELY else None
+    on_grid = compose([on for _, on in pairs], step, tilt, -1) if spread and share > _MIN_SHARE else None
     fields: dict[str, Any] = vars(total)
     return SpreadSum(**fields, deviation=deviation, reach=reach, on_grid=on_grid)
 

@@ -31,14 +31,14 @@ from dpkernels.jax_on_use import jax
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import unpickle
 
-_MOST_THREADS = 16  # each holds about 100 MB
+_MAX_THREADS = 16  # each holds about 100 MB
 
 
 @dataclass(frozen=True)
 class LocalEngine:
     """Threads, each of which reads, perturbs and writes a part."""
 
-    threads: int = min(CORES, _MOST_THREADS)
+    threads: int = min(CORES, _MAX_THREADS)
     gpus: ClassVar[int] = 0  # of a part
 
     def ready(self) -> AbstractContextManager[None]:

@@ -30,7 +30,9 @@ from dpkernels.cli.interrupts import finished, independent_of_reports, is_indepe
 from dpkernels.cli.perturb.output import ClaimedOutput, check_parent, digest, say_swept
 from dpkernels.staging import leftovers, naming, place_folder, renamed_folder, replaced, staged_folder, sweep, to_disk
 
-SIDECAR, NOTE, JOURNAL = "_release.json", "_NOT_A_RELEASE", "_journal.jsonl"
+SIDECAR = "_release.json"  # the certificates of a whole release
+NOTE = "_NOT_A_RELEASE"  # lies in a folder, or beside the parts in a store, until the release is complete
+JOURNAL = "_journal.jsonl"  # which parts of a local release are complete
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 

@@ -16,9 +16,11 @@ from dpkernels.staging import naming, replaced
 
 _HERE = Path(__file__).parent
 _PARTS = {"style": "style.css", "model": "model.js", "charts": "charts.js", "page": "page.js"}
-TABLES, MECHANISMS = _HERE / "tables.json.gz", _HERE / "mechanisms.json"
+TABLES = _HERE / "tables.json.gz"  # what ``benchmarks.explorer_tables`` computes
+MECHANISMS = _HERE / "mechanisms.json"
 # These tables are stored as differences of multiples of UNIT. They hold logarithms; the page shows four digits.
-PACKED, UNIT = ("composed", "shuffled", "distribution", "narrow"), 2e-5
+PACKED = ("composed", "shuffled", "distribution", "narrow")
+UNIT = 2e-5
 
 
 def tables() -> dict[str, Any]:

@@ -30,7 +30,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.parquet import GroupPart, ParquetFile, ParquetSink
 
 _REPORT_BYTES = 18  # of the text of a report, on average
-_MOST_REPORT_BYTES = 1 << 13  # of a row's reports, sets of categories aside
+_MAX_REPORT_BYTES = 1 << 13  # of a row's reports, sets of categories aside
 _BLOCK_ROWS = 1 << 10  # A row group of a new Parquet file ends after a multiple of these.
 
 
@@ -98,7 +98,7 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
 
     def _check_length(self, piece: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
         sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
-        too_long = sizes > LONGEST - _MOST_REPORT_BYTES
+        too_long = sizes > LONGEST - _MAX_REPORT_BYTES
         if too_long.any():
             raise self._error(piece, start, too_long, "too long", f"has about {LONGEST} bytes or more of text")
 

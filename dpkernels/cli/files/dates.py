@@ -23,7 +23,7 @@ _ZONE = r" ?(Z|UTC|[+-][0-9]{2}(:?[0-9]{2})?)"
 _TEXT = rf"\A{_DAY}([T ]{_TIME}({_ZONE})?)?\z"
 _MIDNIGHT = rf"\A.{{10}}([T ]00:00(:00([.,]0+)?)?({_ZONE})?)?\z"
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # in a second
-_DAY_SECONDS = 86400
+_DAY_SECONDS = 86400  # seconds of a day
 _EPOCH = date(1970, 1, 1)
 
 

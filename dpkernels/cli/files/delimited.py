@@ -32,7 +32,8 @@ from dpkernels.cli.terminal import private
 
 QUOTE, LF, CR = b'"\n\r'
 BLOCK_BYTES = 1 << 20  # read at once
-_REPORT_BYTES, _PACKED_REPORT_BYTES = 18, 9  # of the text of a report, on average
+_REPORT_BYTES = 18  # of the text of a report, on average
+_PACKED_REPORT_BYTES = 9  # the same where the output is compressed
 LONGEST = 1 << 22  # bytes of a record
 _WHOLE = 2.0**53  # Floats hold every whole number below.
 _MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8

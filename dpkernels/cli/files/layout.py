@@ -17,8 +17,10 @@ _DELIMITERS = {"csv": ",", "tsv": "\t"}
 # Texts of cells without a value, as pandas, R and databases write them.
 MISSING_TEXTS = ("", "NA", "NaN", "nan", "NULL", "null")
 
-# Standard input or output, as arguments; the input's name gives access to its size and permissions.
-DASH, STANDARD_INPUT = Path("-"), Path("/dev/stdin")
+# Standard input or output, as an argument.
+DASH = Path("-")
+# The name of standard input, which gives access to its size and permissions.
+STANDARD_INPUT = Path("/dev/stdin")
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ def _all_int96(schema: pq.ParquetSchema) -> bool:
 # Rows of a piece, and about its bytes, at most: they bound the memory of wide tables. Powers of two.
 PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
-_BUFFER_BYTES, _REMOTE_BYTES = 1 << 20, 1 << 23  # read of a column at once; a request to a store takes 10 to 50 ms
+_BUFFER_BYTES = 1 << 20  # read of a column at once
+_REMOTE_BYTES = 1 << 23  # the same from a store, where a request takes 10 to 50 ms
 GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
 _REPORT_BYTES = 8  # of a value that is replaced
 

@@ -26,7 +26,10 @@ from pyarrow import fs
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.text import display_name
 
-FILE, FOLDER, GONE = "is a file", "is a folder", "is gone"
+# Kinds of a file, in words that follow its name in errors.
+FILE = "is a file"
+FOLDER = "is a folder"
+GONE = "is gone"
 _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFIFO: "is a pipe", stat.S_IFSOCK: "is a socket"}
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "is a device")
 

@@ -42,7 +42,7 @@ from dpkernels.staging import Staged, Swept, check_space, claimed, naming, sha25
 # A double sidecar begins with this, and no other does.
 _REPLACING = '{"replacing": '
 # An old sidecar is kept in memory while it is replaced.
-_LARGEST_SIDECAR = 1 << 26
+_MAX_SIDECAR = 1 << 26
 
 
 def sidecar_path(target: Path) -> Path:
@@ -77,7 +77,7 @@ def _check_kind(path: Path) -> None:
         raise click.UsageError(f"OUT: {path}: {error.strerror}") from error
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
         raise click.UsageError(f"OUT: {path} is {'a folder' if path.is_dir() else 'not a file'}")
-    if path.suffix == ".json" and status.st_size > _LARGEST_SIDECAR:
+    if path.suffix == ".json" and status.st_size > _MAX_SIDECAR:
         raise click.UsageError(f"OUT: {path} has {status.st_size} bytes and is no sidecar; move it away")
 
 

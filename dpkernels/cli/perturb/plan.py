@@ -51,10 +51,12 @@ from dpkernels.staging import naming, path_of, sha256_and_size
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 _NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
 # Numbers that are folded into a release's key where there is no column's name, whose hash would be folded in.
-_ARRAY, _ROW_ORDER = 0, 1
+_ARRAY = 0  # for the values of an array
+_ROW_ORDER = 1  # for the order of rows
 # Rows are held in memory to be shuffled.
 MOST_SHUFFLED_BYTES = 1 << 30
-MOST_SHOWN, MOST_COUNTED = 10, 1000  # values that cannot be perturbed
+MOST_SHOWN = 10  # values that cannot be perturbed, in a message
+MOST_COUNTED = 1000  # such values; the search ends then
 _SEARCHED_ROWS = 1 << 8  # among which each of them is looked for
 HELD = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 

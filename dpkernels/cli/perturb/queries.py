@@ -42,8 +42,9 @@ from dpkernels.proven import proven
 PARAMETERS = tuple(QUERY_COLUMNS)
 MOST_ROWS = 1 << 21  # They are held in memory, and the sidecar has three numbers of each.
 _LEVELS = 8  # Of ratios of sensitivity to scale, for which there is a table each.
-_MARGIN, _ATTEMPTS = 2.0**-14, 8  # For the rounding of noise to integers, which delta pays.
-_LARGEST_WHOLE = 2.0**53  # Floats hold every whole number up to this.
+_DELTA_MARGIN = 2.0**-14  # the share of epsilon that is left for the rounding of noise to integers, which delta pays
+_MAX_ATTEMPTS = 8  # to allocate a budget; each one aims at a lower epsilon than the one before
+_MAX_EXACT_INTEGER = 2.0**53  # Floats hold every whole number up to this.
 _PUBLIC = "columns of parameters must be public"
 
 
@@ -146,7 +147,9 @@ def _numbers(source: Source, piece: Any, name: str, start: int) -> np.ndarray:
     masks = {
         "missing": numbers.missing,
         "not finite": ~np.isfinite(values),
-        "rounded": np.abs(values.astype(np.float64)) > _LARGEST_WHOLE if values.dtype.kind in "iu" else numbers.rounded,
+        "rounded": np.abs(values.astype(np.float64)) > _MAX_EXACT_INTEGER
+        if values.dtype.kind in "iu"
+        else numbers.rounded,
     }
     problems = {
         "missing": "is missing (empty, null, nan); every row needs its parameters",
@@ -283,10 +286,10 @@ def _allocated(
     batch = Additive(_noise(name, shared, budget), np.array(sensitivity))
     epsilon, delta = float(budget.epsilon), float(budget.delta)
     if delta:
-        epsilon *= 1 - _MARGIN
+        epsilon *= 1 - _DELTA_MARGIN
     levels = _LEVELS if queries.rows > _LEVELS else None
     allowance = ALLOWANCE if delta else Fraction(1)
-    for _ in range(_ATTEMPTS):
+    for _ in range(_MAX_ATTEMPTS):
         allocation = allocate_claims(batch, epsilon=epsilon, delta=delta, weights=weights, levels=levels)
         sampler = exact_sampler(allocation.mechanism)
         bound = batch_bound(sampler.certificate, budget.delta) * allowance

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge
     from dpkernels.cli.perturb.queries import Queries
 
-FORMAT = 4
+FORMAT = 4  # The format of sidecars that are written.
 _READ = (3, FORMAT)  # In format 3, certificates held their integers themselves.
 CONFIDENCE = 0.95  # of the interval of a true value behind a released one
 MOST_DECIMALS = 15  # of reports that are rounded

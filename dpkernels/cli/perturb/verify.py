@@ -61,8 +61,8 @@ from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
 if TYPE_CHECKING:
     from dpkernels.exact.certificate import Certificate
 
-_LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
-_MOST_PROBLEMS = 10  # that one message lists
+_MAX_TEXT = 500  # of a text that is printed whole, such as a hash or a sentence
+_MAX_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
 _VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout", "queries"}
 
@@ -152,13 +152,13 @@ def _stated(claims: set[object]) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
 def _check_same(word: str, stated: object, actual: object, where: str = "its columns") -> None:
     if type(stated) is not type(actual) or stated != actual:
         texts = [
-            value if isinstance(value, str) and len(value) <= _LONGEST else brief(value) for value in (stated, actual)
+            value if isinstance(value, str) and len(value) <= _MAX_TEXT else brief(value) for value in (stated, actual)
         ]
         raise CertificateError(f"{word}: the file says {texts[0]}, {where} {texts[1]}")
 
@@ -188,8 +188,8 @@ def _verified_output(
         except CertificateError as error:
             problems.append(text_of(error))
     if problems:
-        more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
-        raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
+        more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
+        raise CertificateError("; ".join([*problems[:_MAX_PROBLEMS], *more]))
     result = "every perturbed value is one that its mechanism can release"
     if coarse:
         result = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to distinguish from other numbers"

@@ -31,11 +31,12 @@ from dpkernels.release import containers
 from dpkernels.release.categories import MISSING, UNKNOWN, codes_of, is_missing_value
 
 # The most different reports that are counted one by one, eight bytes each.
-_MOST_COUNTED = 1 << 27
+_MAX_COUNTED = 1 << 27
 _CHUNK = 1 << 15  # sets that are unpacked at once
 _BLOCK_BYTES = 1 << 15  # of sets that are added to others bit by bit, which stay in a core's cache
 # More reports than 2^40 are counted by the high and the low bits of their numbers, which floating point holds exactly.
-_EXACT_BITS, _PART_BITS = 40, 20
+_EXACT_BITS = 40
+_PART_BITS = 20  # the low bits
 _BYTE = 255  # Sums of so many bits fit into a byte.
 
 
@@ -63,7 +64,7 @@ class CategoryCounts:
         self.certificate: CategoryCertificate = sampler.certificate
         self.total = 0  #: the number of reports
         size = self.mechanism.categories if self.mechanism.kind == "set" else self.mechanism.outcomes
-        if size > _MOST_COUNTED:
+        if size > _MAX_COUNTED:
             raise ValueError(
                 f"mechanism: its {size:.3g} different reports are too many to count; heavy hitters of large domains "
                 "are found by prefixes"

@@ -22,8 +22,9 @@ from dpkernels.estimation.intervals import Interval
 from dpkernels.mechanisms.categorical.base import Categorical
 
 # Entries of the matrix of reports and categories from which the likelihood is computed.
-_MOST_ENTRIES = 1 << 27
-_GAP, _MOST_STEPS = 1e-6, 20_000
+_MAX_ENTRIES = 1 << 27
+_GAP_TOLERANCE = 1e-6  # the distance of the mean log likelihood from its maximum at which a search ends
+_MAX_ITERATIONS = 20_000  # steps of expectation maximisation
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,7 +193,7 @@ class CategoryEstimate:
         else:
             rows, numbers = np.unique(plain_reports(reports, mechanism), axis=0, return_counts=True)
             times = numbers.astype(float)
-        if len(rows) * mechanism.categories > _MOST_ENTRIES:
+        if len(rows) * mechanism.categories > _MAX_ENTRIES:
             raise ValueError(
                 f"reports: {len(rows)} different ones of {mechanism.categories} categories are too many for the "
                 "likelihood; the estimates of counts and shares need no matrix"
@@ -227,8 +228,8 @@ def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: floa
 
     theta = np.full(d, 1 / d)
     g, value = gradient(theta)
-    for _ in range(_MOST_STEPS):
-        if (gap := float(g.max()) - 1) <= _GAP:
+    for _ in range(_MAX_ITERATIONS):
+        if (gap := float(g.max()) - 1) <= _GAP_TOLERANCE:
             return CategoryLikelihood(theta, max(gap, 0.0))
         first = theta * g
         second = first * gradient(first)[0]
@@ -242,4 +243,4 @@ def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: floa
             theta = second / second.sum()
             g, raised = gradient(theta)
         value = raised
-    raise ArithmeticError(f"likelihood: {_MOST_STEPS} steps left a gap of {gap:.3g}; {_GAP} is needed")
+    raise ArithmeticError(f"likelihood: {_MAX_ITERATIONS} steps left a gap of {gap:.3g}; {_GAP_TOLERANCE} is needed")

@@ -39,11 +39,12 @@ from dpkernels.release import containers
 from dpkernels.release.categories import checked, codes_of, released_reports
 
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
-_FIRST, _STEP = 1 << 12, 1 << 6  # The most prefixes of the first level, and extensions of a prefix.
-_MOST_CANDIDATES = 1 << 20
+_FIRST_PREFIXES = 1 << 12  # prefixes of the first level, at most
+_STEP_EXTENSIONS = 1 << 6  # extensions of a prefix on the next level, at most
+_MAX_CANDIDATES = 1 << 20  # candidates of a level that are compared, at most
 MOST_KEPT = 1 << 14  # prefixes of a level
 _ENTRIES = 1 << 22  # of products that are computed at once
-_FLOAT32_INTEGERS = 1 << 24
+_FLOAT32_INTEGERS = 1 << 24  # float32 holds every whole number below this
 _TABULATED = 1 << 18  # different reports
 
 
@@ -185,8 +186,8 @@ class PrefixResponse(PrefixPlan):
                 is_ended = np.repeat(prefixes % self.base == 0, self.base)
                 children = children[~is_ended | (children % self.base == 0)]
             prefixes = children
-        if len(prefixes) > _MOST_CANDIDATES:
-            raise ValueError(f"most: a level has {len(prefixes)} candidates; at most {_MOST_CANDIDATES} are compared")
+        if len(prefixes) > _MAX_CANDIDATES:
+            raise ValueError(f"most: a level has {len(prefixes)} candidates; at most {_MAX_CANDIDATES} are compared")
         return prefixes
 
 
@@ -324,8 +325,8 @@ def prefix_response(
     if base**length > MOST_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
     if lengths is None:
-        first = max((at for at in range(1, length + 1) if base**at <= _FIRST), default=1)
-        step = max((at for at in range(1, length + 1) if base**at <= _STEP), default=1)
+        first = max((at for at in range(1, length + 1) if base**at <= _FIRST_PREFIXES), default=1)
+        step = max((at for at in range(1, length + 1) if base**at <= _STEP_EXTENSIONS), default=1)
         chosen = (*range(first, length, step), length)
     else:
         chosen = tuple(checks.integer_in("lengths", one, 1, length) for one in lengths)

@@ -13,21 +13,23 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
-# The sum over a binomial distribution takes at most every (standard deviation/_FINE)-th term, up to _REACH deviations:
-# as the terms are smooth, the rest is below 1e-15 of the sum.
-_FINE, _REACH, _MARGIN = 3.5, 9.0, 10.0
-_TERMS = 1 << 22  # evaluated at once
+# The sum over a binomial distribution takes so many terms in a standard deviation at most, up to so many deviations: as
+# the terms are smooth, the rest is below 1e-15 of the sum.
+_TERMS_PER_DEVIATION = 3.5
+_DEVIATIONS = 9.0
+_MARGIN = 10.0  # terms more, on either side
+_MAX_TERMS = 1 << 22  # evaluated at once
 
 
 def tail(c: np.ndarray, m: np.ndarray, n: int, p: float, q: float, *, upper: bool) -> np.ndarray:
     """Return P(C >= c), or with ``upper=False`` P(C <= c), of C = Bin(m, p) + Bin(n - m, q), for arrays c and m."""
-    size = max(1, _TERMS // _grid_size())
+    size = max(1, _MAX_TERMS // _grid_size())
     parts = [_tail(c[at : at + size], m[at : at + size], n, p, q, upper) for at in range(0, len(c), size)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _grid_size() -> int:
-    return 2 * math.ceil(_FINE * _REACH + _MARGIN) + 2
+    return 2 * math.ceil(_TERMS_PER_DEVIATION * _DEVIATIONS + _MARGIN) + 2
 
 
 def _tail(c: np.ndarray, m: np.ndarray, n: int, p: float, q: float, upper: bool) -> np.ndarray:
@@ -37,7 +39,7 @@ def _tail(c: np.ndarray, m: np.ndarray, n: int, p: float, q: float, upper: bool)
     first, rate = np.where(swap, n - m, m), np.where(swap, q, p)
     rest, other = n - first, np.where(swap, p, q)
     spread = np.sqrt(first * rate * (1 - rate))
-    step = np.maximum(1.0, np.floor(spread / _FINE))
+    step = np.maximum(1.0, np.floor(spread / _TERMS_PER_DEVIATION))
     half = _grid_size() // 2
     j = np.rint(first * rate) + step * np.arange(-half, half)
     inside = (j >= 0) & (j <= first)

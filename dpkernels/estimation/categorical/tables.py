@@ -18,7 +18,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical
 
 _CHUNK = 1 << 22  # entries of the indicators that are multiplied at once
-_MOST_TESTED = 1 << 11  # categories, of which a matrix is inverted
+_MAX_TESTED = 1 << 11  # categories, of which a matrix is inverted
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def equality_test(first: CategoryEstimate, second: CategoryEstimate) -> Equality
     if first.mechanism != second.mechanism:
         raise ValueError("second: is of another mechanism than first; the test compares reports of one")
     mechanism, d = first.mechanism, first.mechanism.categories
-    if mechanism.kind == "block" or d > _MOST_TESTED:
+    if mechanism.kind == "block" or d > _MAX_TESTED:
         raise ValueError(
             f"first: is of a {mechanism.kind} of {d} categories; the test is for randomised response and sets of at "
-            f"most {_MOST_TESTED} categories"
+            f"most {_MAX_TESTED} categories"
         )
     n, m = first.count, second.count
     pooled = (first.supports + second.supports) / (n + m)

@@ -25,8 +25,8 @@ from dpkernels.random.keys import simulation_key_of
 
 # Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
 MOST_CATEGORIES = 1 << 40
-_MOST_LABELS = 1 << 24
-_MOST_CHANNEL = 1 << 22  # entries of a channel matrix
+_MAX_LABELS = 1 << 24  # categories with labels
+_MAX_CHANNEL = 1 << 22  # entries of a channel matrix
 
 Labels = tuple[str, ...] | tuple[int, ...]
 
@@ -144,10 +144,10 @@ class Categorical(abc.ABC):
         """
         if shape := np.shape(self.epsilon):
             raise ValueError(f"channel: epsilon has shape {shape}; a matrix is of one mechanism")
-        if self.outcomes * self.categories > _MOST_CHANNEL:
+        if self.outcomes * self.categories > _MAX_CHANNEL:
             raise ValueError(
                 f"channel: {self.categories} categories have {self.outcomes:.3g} reports; a matrix has at most "
-                f"{_MOST_CHANNEL} entries"
+                f"{_MAX_CHANNEL} entries"
             )
         reports, x = self.all_reports(), np.arange(self.categories)
         return reports, np.exp(np.stack([self.log_prob(reports, np.full(len(reports), code)) for code in x]))
@@ -192,7 +192,7 @@ def parse_categories(categories: object, other: object) -> tuple[int, Labels | N
     labels = [label.item() if isinstance(label, np.generic) else label for label in categories]
     if other is not None and other not in labels:
         labels.append(other)
-    if not 2 <= len(labels) <= _MOST_LABELS:
+    if not 2 <= len(labels) <= _MAX_LABELS:
         raise ValueError(f"categories: {len(labels)} labels; 2 to 2^24 are needed")
     for kind in (str, int):
         if all(type(label) is kind for label in labels):

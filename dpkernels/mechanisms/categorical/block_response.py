@@ -39,9 +39,9 @@ from dpkernels.mechanisms.categorical.galois import MOST_TABLE, field, is_field
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
-_MOST_BLOCKS = 1 << 20
-_MOST_REPORTS = 1 << 62
-_MOST_TABULATED = 1 << 18  # directions whose digits are tabulated
+_MAX_BLOCKS = 1 << 20  # blocks of a direction, at most
+_MAX_REPORTS = 1 << 62  # different reports, at most: they are signed integers of 64 bits
+_MAX_TABULATED = 1 << 18  # directions whose digits are tabulated
 
 
 @partial(pytree, static=("categories", "blocks", "labels", "other"))
@@ -69,9 +69,9 @@ class BlockResponse(Categorical):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        g = checks.integer_in("blocks", self.blocks, 2, _MOST_BLOCKS)
+        g = checks.integer_in("blocks", self.blocks, 2, _MAX_BLOCKS)
         _ = field(g)
-        if self.outcomes > _MOST_REPORTS:
+        if self.outcomes > _MAX_REPORTS:
             raise ValueError(f"categories: {self.categories} with {g} blocks have more than 2^62 reports")
 
     @property
@@ -143,7 +143,7 @@ class BlockResponse(Categorical):
     def host_blocks_of(self, directions: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return ``blocks_of`` for NumPy arrays of one shape, faster: several digits at a time, by tables."""
         g = self.blocks
-        if g > MOST_TABLE or self.directions > _MOST_TABULATED:
+        if g > MOST_TABLE or self.directions > _MAX_TABULATED:
             return np.asarray(self.blocks_of(directions, x))
         numbers, rows = field(g), _direction_chunks(g, self.digits)
         size, table = numbers.chunk
@@ -199,7 +199,7 @@ def _direction_chunks(blocks: int, digits: int) -> list[np.ndarray]:
 
 def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], bool] = is_field) -> int:
     """Return the number of blocks with the least mean squared error, among allowed numbers near e^eps + 1."""
-    best = min(math.exp(epsilon) + 1, float(categories), float(_MOST_BLOCKS - 1000))
+    best = min(math.exp(epsilon) + 1, float(categories), float(_MAX_BLOCKS - 1000))
 
     def fields(start: int, step: int, number: int) -> list[int]:
         return list(islice((g for g in count(start, step) if g < 2 or is_allowed(g)), number))

@@ -10,7 +10,7 @@ from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection, b
 OBJECTIVES = ("shares", "largest-share")
 # A set is d bits. Beyond this number of categories, reports of block response are much shorter, and the error is at
 # most 1.5 % larger.
-_MOST_SET_CATEGORIES = 1 << 12
+_MAX_SET_CATEGORIES = 1 << 12
 
 
 def categorical(
@@ -56,7 +56,7 @@ def categorical(
     candidates: list[SubsetSelection | BlockResponse] = [response]
     if not shuffled:
         candidates.append(BlockResponse(eps, d, best_blocks(eps, d), labels, code))
-        if d <= _MOST_SET_CATEGORIES:
+        if d <= _MAX_SET_CATEGORIES:
             sizes = [best_size(eps, d)] if objective == "shares" else range(1, d // 2 + 1)
             candidates += [SubsetSelection(eps, d, size, labels, code) for size in sizes]
     if not (allowed := [one for one in candidates if bits is None or one.bits <= bits]):

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpkernels.numerics import Real, RealArray, namespace
 
-MOST_TABLE = 1 << 8
+MOST_TABLE = 1 << 8  # A table of so many elements squared has 2^16 products.
 
 
 def prime_power(number: int) -> tuple[int, int] | None:

@@ -18,7 +18,8 @@ import numpy as np
 from dpkernels.mechanisms.categorical.base import smallest_unsigned
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 
-SPLITS, LONGER = ("people", "budget"), ("error", "cut")
+SPLITS = ("people", "budget")  # what is divided among the levels
+LONGER = ("error", "cut")  # what becomes of longer texts
 _TEXTS = 1 << 16  # that are read at once
 
 

@@ -34,9 +34,10 @@ from dpkernels.mechanisms.categorical.base import (
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
-# The most categories: for sets, which are d bits each, and for reports of a single category.
-_MOST_SETS, _MOST_SINGLE = 1 << 16, 1 << 24
-_ROWS, _MOST_WORDS = 1 << 12, 8  # of sets whose members are counted together, and their words of 64 bits
+_MAX_SET_CATEGORIES = 1 << 16  # categories of sets, which are as many bits each
+_MAX_SINGLE_CATEGORIES = 1 << 24  # categories of reports of a single one
+_ROWS = 1 << 12  # sets whose members are counted together
+_MAX_WORDS = 8  # words of 64 bits of a set up to which sets are counted word by word
 
 
 @partial(pytree, static=("categories", "size", "labels", "other"))
@@ -63,7 +64,7 @@ class SubsetSelection(Categorical):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer_in("size", self.size, 1, self.categories - 1)
-        if self.categories > (most := _MOST_SINGLE if self.size == 1 else _MOST_SETS):
+        if self.categories > (most := _MAX_SINGLE_CATEGORIES if self.size == 1 else _MAX_SET_CATEGORIES):
             raise ValueError(
                 f"categories: {self.categories}; reports of {self.size} are of at most {most} categories, and "
                 "block_response is for more"
@@ -115,7 +116,7 @@ class SubsetSelection(Categorical):
     def are_sets(self, rows: np.ndarray) -> np.ndarray:
         """Return whether each row of bytes is a set of ``size`` categories."""
         width, sizes = rows.shape[1], np.empty(len(rows), np.uint32)
-        if width > _MOST_WORDS * 8:
+        if width > _MAX_WORDS * 8:
             np.add.reduce(np.bitwise_count(rows), axis=1, dtype=np.uint32, out=sizes)
         else:  # NumPy adds along short rows slowly, so words of all rows are counted together.
             for first in range(0, len(rows), _ROWS):

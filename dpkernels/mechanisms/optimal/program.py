@@ -32,22 +32,22 @@ import numpy as np
 
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 SLACKS = (1e-6, 1e-5, 1e-4)
-_ZERO = 1e-9  # A column whose probabilities are all below this is a solver's zero.
+_MIN_PROBABILITY = 1e-9  # A column whose probabilities are all below this is a solver's zero.
 # The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
 # 64-bit integers can represent within the slack.
 LEAST = 2.0**-40
 # Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
-_FEW_ROWS = 21
-_FEW_OUTPUTS = 81
+_MAX_DIRECT_ROWS = 21
+_MAX_DIRECT_OUTPUTS = 81  # The same for outputs; half as many where the grid is halved.
 # Profiles are added until they lower the variance by less than this share.
-_GAIN = 1e-4
+_MIN_GAIN = 1e-4
 # The same for coarser grids.
-_COARSE_GAIN = 1e-2
-_PROMISE = 1e-7  # Smaller relative reduced costs are rounding errors.
-_ROUNDS = 40  # The last solution is then returned, whose variance may be above the minimum.
-_MISSING = 1e4  # The cost of a residual of a sum or a mean, in variances. If some remain, there is no solution.
+_MIN_COARSE_GAIN = 1e-2
+_MIN_REDUCED_COST = 1e-7  # Smaller relative reduced costs are rounding errors.
+_MAX_ROUNDS = 40  # The solution of the last round is returned, whose variance may be above the minimum.
+_RESIDUAL_COST = 1e4  # The cost of a residual of a sum or a mean, in variances. If some remain, there is no solution.
 # Profiles are followed down to 2^-24; smaller values are negligible next to the least probability of a report.
-_BITS = 24
+_PROFILE_BITS = 24
 
 
 class ProgramError(RuntimeError):
@@ -77,13 +77,13 @@ def least_variance(
 
 def _table(grids: Grids) -> np.ndarray:
     """Return the sum of the program's profiles, and the least probability of every report that is used."""
-    profiles, w, _, missing = _solve(grids, _GAIN)
-    if missing > _ZERO:
+    profiles, w, _, missing = _solve(grids, _MIN_GAIN)
+    if missing > _MIN_PROBABILITY:
         raise ProgramError("the linear program has no solution; take more outputs or fewer points")
     p = np.zeros((grids.rows, len(grids.outputs)))
     np.add.at(p.T, profiles[:, 0], w[:, None] * grids.values(profiles, np.arange(grids.rows)))
     p = p + p[::-1, ::-1] if grids.symmetric else p
-    return np.where(p.max(axis=0) > _ZERO, p + LEAST, 0.0)
+    return np.where(p.max(axis=0) > _MIN_PROBABILITY, p + LEAST, 0.0)
 
 
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -103,7 +103,7 @@ def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarr
 def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Return the profiles, their weights, the objective, and the residuals of the sums and means."""
     rows, outputs = len(grids.inputs), len(grids.outputs)
-    if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
+    if rows <= _MAX_DIRECT_ROWS and outputs <= _MAX_DIRECT_OUTPUTS:
         # All reports and rows l_1 <= r_1, with steps ``row_distance`` rows apart.
         left, right = np.triu_indices(rows)
         j, none = np.repeat(np.arange(outputs), len(left)), np.zeros(len(grids.falls), int)
@@ -111,14 +111,14 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
         return _generate(grids, grids.narrowest(j, right, left), float(grids.outputs[-1]), gain)
     # Half the rows and half the outputs over the same ranges; all of them if they are few.
     x, y, row_distance = grids.inputs, grids.outputs, grids.row_distance
-    if rows > _FEW_ROWS:
+    if rows > _MAX_DIRECT_ROWS:
         x = np.linspace(x[0], x[-1], rows // 4 * 2 + 1)
         row_distance = -(-row_distance * (len(x) - 1) // (rows - 1))
-    if outputs > _FEW_OUTPUTS // 2:
+    if outputs > _MAX_DIRECT_OUTPUTS // 2:
         y = np.linspace(y[0], y[-1], outputs // 4 * 2 + 1)
     weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
     coarse = Grids(grids.ratio, x, y, row_distance, weights, grids.symmetric)
-    profiles, _, objective, _ = _solve(coarse, _COARSE_GAIN)
+    profiles, _, objective, _ = _solve(coarse, _MIN_COARSE_GAIN)
     return _generate(grids, grids.near(coarse, profiles), math.sqrt(max(objective, grids.gap**2)), gain)
 
 
@@ -127,14 +127,14 @@ def _generate(
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
     """Solve by column generation until new profiles gain less than ``gain``, in equations with this unit of length."""
     profiles, before = grids.unique(profiles), math.inf
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         w, objective, missing, prices = _master(grids, profiles, unit)
         solution = profiles[w > 0], w[w > 0], objective * unit**2, missing
         candidates, value = grids.best(*prices)
-        gained = missing <= _ZERO and before - objective < gain * objective
-        if gained or value.max() * w.sum() <= _PROMISE * objective:
+        gained = missing <= _MIN_PROBABILITY and before - objective < gain * objective
+        if gained or value.max() * w.sum() <= _MIN_REDUCED_COST * objective:
             break
-        before = objective if missing <= _ZERO else math.inf
+        before = objective if missing <= _MIN_PROBABILITY else math.inf
         profiles = grids.unique(np.concatenate([profiles, candidates[value > 1e-3 * value.max()]]))
     return solution
 
@@ -160,11 +160,11 @@ def _master(
     else:
         to_objective, cost = -steps, grids.weights[grids.base :] * np.where(np.arange(count) >= first, 1 + first, 1)
     matrix = sparse.bmat([[equal, None, missing], [squares, to_objective, None]], "csc")
-    cost = np.concatenate([np.zeros(len(profiles)), cost, np.full(missing.shape[1], _MISSING)])
+    cost = np.concatenate([np.zeros(len(profiles)), cost, np.full(missing.shape[1], _RESIDUAL_COST)])
     solution, prices = _optimum(cost, matrix, np.concatenate([equal_to, np.zeros(count)]))
     without = solution[-missing.shape[1] :].sum()
     prices = np.insert(prices, count, 0.0) if first else prices
-    return solution[: len(profiles)], cost @ solution - _MISSING * without, without, _values(grids, prices, unit)
+    return solution[: len(profiles)], cost @ solution - _RESIDUAL_COST * without, without, _values(grids, prices, unit)
 
 
 def _optimum(cost: np.ndarray, matrix: object, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -244,7 +244,9 @@ class Grids:
     @cached_property
     def falls(self) -> np.ndarray:
         """Return the amounts by which a profile falls at its first step, its second, and so on."""
-        steps = min(-(-(self.rows - 1) // self.row_distance), math.ceil(_BITS * math.log(2) / math.log(self.ratio)))
+        steps = min(
+            -(-(self.rows - 1) // self.row_distance), math.ceil(_PROFILE_BITS * math.log(2) / math.log(self.ratio))
+        )
         return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
 
     def mirrored(self, profiles: np.ndarray) -> np.ndarray:

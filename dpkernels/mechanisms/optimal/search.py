@@ -29,8 +29,8 @@ from dpkernels.numerics import Real, namespace
 from dpkernels.staging import staged
 
 FORMAT = 2  # Part of every file's name. Increase it whenever the program or the format changes.
-_MOST_BYTES = 1 << 24  # Of a file, and of its uncompressed content.
-_COARSE = 40  # The program that finds the output range has 2 _COARSE + 1 outputs.
+_MAX_BYTES = 1 << 24  # Of a file, and of its uncompressed content.
+_COARSE_HALF_OUTPUTS = 40  # The program that finds the output range has 2 _COARSE_HALF_OUTPUTS + 1 outputs.
 _DISCRETE = (
     "The grids and the vertex that the linear program finds are discrete choices; give plain numbers, or take hybrid, "
     "piecewise or central_piecewise, which are differentiable."
@@ -187,12 +187,12 @@ def _output_range(problem: _Problem) -> float:
     # Duchi's range for one sensitivity, and room beyond.
     output_range = 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
     for _ in range(8):
-        apart = output_spacing(problem.epsilon, problem.ratio, output_range, _COARSE)
+        apart = output_spacing(problem.epsilon, problem.ratio, output_range, _COARSE_HALF_OUTPUTS)
         try:
-            columns = np.flatnonzero(problem.table(rows, apart, _COARSE).max(axis=0) > 0)
+            columns = np.flatnonzero(problem.table(rows, apart, _COARSE_HALF_OUTPUTS).max(axis=0) > 0)
         except ProgramError:
             columns = np.zeros(1, int)
-        if (outermost := int(np.abs(columns - _COARSE).max())) < _COARSE:
+        if (outermost := int(np.abs(columns - _COARSE_HALF_OUTPUTS).max())) < _COARSE_HALF_OUTPUTS:
             return (outermost + 1) * apart
         output_range *= 1.5
     raise ProgramError(f"no output range up to {output_range:.3g} half widths of the interval is wide enough")
@@ -208,10 +208,10 @@ def _path(problem: _Problem) -> Path | None:
 
 def _read(path: Path, key: str) -> Arrays | None:
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
             return None
         with zipfile.ZipFile(path) as file:
-            if sum(member.file_size for member in file.infolist()) > _MOST_BYTES:
+            if sum(member.file_size for member in file.infolist()) > _MAX_BYTES:
                 return None
             arrays = {name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()}
     except Exception:  # A damaged file fails in zipfile, in zlib or in NumPy, each with errors of its own.
@@ -260,13 +260,13 @@ def _is_sound(stored: Arrays, problem: _Problem) -> bool:
 
 MOST_EPSILON = 12.0  # Programs of larger budgets exceed the limits below.
 MOST_RATIO = 16.0  # Of the width over the sensitivity; programs of larger ratios exceed the limits below.
-_MOST_WEIGHTS = 1 << 21  # Probabilities of a table.
-_MOST_POINTS = 1401  # Rows of a table.
-_MOST_OUTPUTS = 2049  # Outputs of a table.
-_MOST_NEEDED = 1000  # Rows that a budget may require by default.
+_MAX_WEIGHTS = 1 << 21  # Probabilities of a table.
+_MAX_POINTS = 1401  # Rows of a table.
+_MAX_OUTPUTS = 2049  # Outputs of a table.
+_MAX_NEEDED = 1000  # Rows that a budget may require by default.
 _ROUNDING_COST = 0.008  # The share of the variance that rounding inputs to rows may add.
-_FEWEST_LOCAL = 33  # Rows for local DP.
-_FEWEST_STEPS = 4  # Steps between rows per sensitivity for central DP.
+_MIN_LOCAL = 33  # Rows for local DP.
+_MIN_STEPS = 4  # Steps between rows per sensitivity for central DP.
 _MARGIN = 2.0**-15  # Of a row, for rounding inputs to 2^16 steps a row.
 
 
@@ -288,12 +288,12 @@ def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
 
     By default there are as many points as keep the variance of rounding small. ``points`` is odd, in 3..1401.
     """
-    if points is not None and checks.integer_in("points", points, 3, _MOST_POINTS) % 2 == 0:
+    if points is not None and checks.integer_in("points", points, 3, _MAX_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
     if points is not None:
         steps, row_distance = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
     elif ratio <= 1:
-        steps = row_distance = max(_FEWEST_LOCAL - 1, 2 * math.ceil(_sensitivity_steps(epsilon, ratio) / 2))
+        steps = row_distance = max(_MIN_LOCAL - 1, 2 * math.ceil(_sensitivity_steps(epsilon, ratio) / 2))
     else:
         steps, row_distance = _rows_for(epsilon, ratio)
     return InputGrid(steps + 1, steps, 1.0) if row_distance >= steps else _near_grid(ratio, steps, row_distance)
@@ -309,7 +309,7 @@ def _sensitivity_steps(epsilon: float, ratio: float) -> float:
 def most_ratio(epsilon: float) -> float:
     """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget."""
     # Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
-    return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _sensitivity_steps(epsilon, MOST_RATIO))
+    return min(MOST_RATIO, max(5.0, 8 / epsilon), _MAX_NEEDED / _sensitivity_steps(epsilon, MOST_RATIO))
 
 
 def covers(epsilon: float, ratio: float = 1.0) -> bool:
@@ -319,7 +319,7 @@ def covers(epsilon: float, ratio: float = 1.0) -> bool:
 
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit."""
-    fewest = max(_FEWEST_STEPS, math.ceil(_sensitivity_steps(epsilon, ratio)), math.ceil(16 / ratio))
+    fewest = max(_MIN_STEPS, math.ceil(_sensitivity_steps(epsilon, ratio)), math.ceil(16 / ratio))
 
     def waste(fit: tuple[int, int]) -> float:
         # Rows that reach beyond the interval, or neighbours further apart than necessary, cost more.
@@ -361,10 +361,10 @@ def outputs_for(rows: InputGrid, outputs: int | None) -> int:
     if outputs is None:
         fewest = 60 if rows.points > 40 and rows.row_distance < rows.points - 1 else 80
         return max(fewest, math.ceil(0.54 * (rows.points - 1)))
-    if checks.integer_in("outputs", outputs, 9, _MOST_OUTPUTS) % 2 == 0:
+    if checks.integer_in("outputs", outputs, 9, _MAX_OUTPUTS) % 2 == 0:
         raise ValueError(f"outputs: {outputs} is even; the middle is one of them, so an odd number is needed")
-    if outputs * rows.points > _MOST_WEIGHTS:
-        raise ValueError(f"outputs: {outputs} for {rows.points} inputs are more than {_MOST_WEIGHTS} probabilities")
+    if outputs * rows.points > _MAX_WEIGHTS:
+        raise ValueError(f"outputs: {outputs} for {rows.points} inputs are more than {_MAX_WEIGHTS} probabilities")
     return outputs // 2
 
 

@@ -22,7 +22,7 @@ from dpkernels.programs import in_one_program
 from dpkernels.pytrees import pytree, tree_leaves, tree_map
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
-_STEPS = 3  # Newton's steps that invert half a window in float32.
+_NEWTON_STEPS = 3  # Newton's steps that invert half a window in float32.
 
 
 @pytree
@@ -169,7 +169,7 @@ class Windowed(Parabolic):
             mass,
             z,
             lambda z: unit * (k * window.inward(z) + self.level * base.inward(start + unit * z)),
-            steps=None if exact else _STEPS,
+            steps=None if exact else _NEWTON_STEPS,
         )
         return z, z
 
@@ -220,7 +220,7 @@ OBJECTIVES = ("worst", "central")
 _XATOL = 1e-10  # Of the logarithms that are searched.
 # The logits of m/2 from m = 1e-5 to 1.99. Quartic bases have two basins, about m = 1, where the scan is dense.
 _LOGITS = np.linspace(-12.0, 5.0, 52)
-_EDGES = 9  # That are scanned, evenly in the logarithm.
+_SCANNED_EDGES = 9  # That are scanned, evenly in the logarithm.
 
 
 def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Real:
@@ -273,13 +273,13 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
 
 # The largest width at which some v are within the window of every input's and beyond that of another one, 4/3, less
 # what rounding may change.
-_WIDEST_PLATEAU = 1.33
+_MAX_PLATEAU = 1.33
 
 
 def _is_steepest_one(window: Window, base: Base, width: object) -> np.ndarray:
     """Return whether ``_steepest`` is 1 by its formula, since some v has the ceiling 1 and the floor 0, and no base."""
     is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
-    return is_falling & (np.asarray(width) <= _WIDEST_PLATEAU)
+    return is_falling & (np.asarray(width) <= _MAX_PLATEAU)
 
 
 def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
@@ -318,7 +318,7 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     if namespace(*tree_leaves(parameters)) is np:
         base = _best_quartic(window, epsilon, condition, objective) if base is None else base
         return base, _best_width(window, base, epsilon, condition, objective)[0]
-    axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _EDGES)]
+    axes = [_LOGITS] if base is not None else [_LOGITS, np.linspace(0.0, 1.0, _SCANNED_EDGES)]
     starts = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes))
 
     def logits(parameters: tuple[Window, Base | None, Real]) -> np.ndarray:
@@ -421,7 +421,7 @@ def _best_quartic(window: Window, epsilon: float, condition: str, objective: str
         return _best_width(window, Quartic(float(np.exp(log_edge))), epsilon, condition, objective)[1]
 
     lowest = float(np.log(lowest_edge(epsilon, condition)))
-    log_edge, value = solve.minimum_near_grid(variance, np.linspace(lowest, 0.0, _EDGES), xatol=_XATOL)
+    log_edge, value = solve.minimum_near_grid(variance, np.linspace(lowest, 0.0, _SCANNED_EDGES), xatol=_XATOL)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
 
 

@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-_GOLDEN, _ROOT_EPS, _MOST = 0.5 * (3.0 - math.sqrt(5.0)), math.sqrt(2.2e-16), 500
+# As in SciPy's ``fminbound``:
+_GOLDEN = 0.5 * (3.0 - math.sqrt(5.0))  # the smaller part of a golden section,
+_ROOT_EPS = math.sqrt(2.2e-16)  # the root of the rounding unit,
+_MAX_EVALUATIONS = 500  # and the most evaluations of a function.
 
 Functions = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -44,7 +47,7 @@ def bounded_minima(
     tol1 = _ROOT_EPS * np.abs(xf) + xatol / 3.0
     tol2 = 2.0 * tol1
     evaluations = 1
-    while len(i := np.flatnonzero(np.abs(xf - xm) > tol2 - 0.5 * (b - a))) and evaluations < _MOST:
+    while len(i := np.flatnonzero(np.abs(xf - xm) > tol2 - 0.5 * (b - a))) and evaluations < _MAX_EVALUATIONS:
         x0, f0, tol = xf[i], fx[i], tol1[i]
         # A parabola through the three best points, where the last but one step was long enough.
         r = (x0 - nfc[i]) * (f0 - ffulc[i])

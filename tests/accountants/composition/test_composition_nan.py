@@ -66,6 +66,6 @@ def test_nan_stays_in_the_derivative(name, rate):
 def test_nan_of_either_direction_is_the_largest():
     for mu in ([np.nan, 0.5], [0.5, np.nan], [0.25, 0.5]):
         directions = (RepeatedLoss(None, jnp.float32(mu), jnp.ones(2, jnp.float32)),)
-        _, largest = dispatch._largest(dispatch._VALUE, DeltaAt, directions, jnp.float32(1.0))
+        _, largest = dispatch._largest(dispatch._VALUE, dispatch._Traced(DeltaAt), directions, None, jnp.float32(1.0))
         delta = accountants.delta(dpk.gaussian(sigma=1 / max(mu)), 1.0, 1.0) if np.isfinite(mu).all() else np.nan
         np.testing.assert_allclose(largest.value, delta, rtol=1e-5)

@@ -133,3 +133,14 @@ def test_second_derivatives_are_refused_in_words() -> None:
     make, t, eps = CASES["grid"]
     with pytest.raises(NotImplementedError, match="first derivatives only"):
         jax.hessian(lambda t: make(t).estimate_delta(eps))(t)
+
+
+def test_one_release_on_a_sample_moves_with_the_rate():
+    """The maximum over both neighbour directions may be recomputed with other rounding errors for the derivative."""
+
+    def delta(rate: Any) -> Any:
+        return accountants.guarantee(dpk.gaussian(sigma=2.0), 1.0).subsample(rate).delta(jnp.float64(0.1))
+
+    for rate in (0.24, 0.25, 0.3):
+        by_rate = jax.grad(delta)(jnp.float64(rate))
+        assert by_rate == pytest.approx(difference(delta, rate), rel=1e-6)

@@ -124,6 +124,6 @@ def test_the_commands_folder_is_trimmed(place: Path, monkeypatch: pytest.MonkeyP
     filled(place)
     kept()
     assert len(list(place.iterdir())) == 8
-    monkeypatch.setattr(cache_folder, "_MOST_BYTES", 40)
+    monkeypatch.setattr(cache_folder, "_MAX_BYTES", 40)
     kept()
     assert len(list(place.iterdir())) == 2

@@ -589,7 +589,7 @@ def test_compare_draws(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compare, "_POINTS", 4)
     monkeypatch.setattr(compare, "_FEWER", 2)
-    monkeypatch.setattr(compare, "_MOST", 0.5)
+    monkeypatch.setattr(compare, "_MAX_EPSILON", 0.5)
     drawn: list[Any] = []
     monkeypatch.setattr(
         compare, "_figure", lambda *figure, make=compare._figure: drawn.append(make(*figure)) or drawn[-1]

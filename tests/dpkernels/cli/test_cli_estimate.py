@@ -451,6 +451,6 @@ def test_columns_have_to_be_named_and_arrays_have_no_groups(run: Run) -> None:
 
 
 def test_too_many_groups_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.estimate._MOST_COUNTS", 2000)
+    monkeypatch.setattr("dpkernels.cli.estimate._MAX_COUNTS", 2000)
     released(run, "out.csv")
     assert_refused(run("estimate", "out.csv", "--by", "plan"), 2, "--by: 'plan' has too many groups")

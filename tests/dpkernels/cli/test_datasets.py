@@ -669,7 +669,7 @@ def test_too_many_groups_are_a_wrong_option_wherever_they_are_seen(run: Run, mon
     assert run("perturb", "in", "out", *AGE).code == 0
     width = len(dpk.Counts(MECHANISM).numbers)
     for most in (10, 100):  # groups, of 30 in each part
-        monkeypatch.setattr(estimate, "_MOST_COUNTS", most * width)
+        monkeypatch.setattr(estimate, "_MAX_COUNTS", most * width)
         result = run("estimate", "out", "--column", "age", "--by", "id")
         assert result.code == 2
         assert "--by: 'id' has too many groups" in result.err

@@ -4,6 +4,7 @@ import itertools
 import math
 from fractions import Fraction
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -26,9 +27,11 @@ from noise_tables import (
 )
 
 import dpkernels as dpk
+from dpkernels.exact import noise
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise import NoiseTable, cells_apart, grid
+from dpkernels.exact.noise import NoisePlace, NoiseTable, cells_apart, grid, near_positions, reach
 from dpkernels.exact.noise_construction import lattice_grid, noise_table
+from dpkernels.exact.tail import Tail
 
 RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
@@ -162,6 +165,45 @@ def test_positions_are_exact_as_far_out_as_inputs_may_be(name):
     for word in (0, 1, 2**32 - 1):
         expected = [slow_position(form.table, at, word) for at in x]
         assert positions(form, x, np.full(len(x), word, np.uint32)).tolist() == expected
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_positions_in_floats_are_those_in_integers(compiled):
+    """At multiples of M and next to them, up to the largest distance, where a quotient is rounded to an integer."""
+    M = np.array([1, 2, 3, 7, 255, 4097, (1 << 23) - 1, 5_000_011, (1 << 31) - 1, (1 << 32) - 1])
+    quotients = np.array([0, 1, 2, 3, 1000, (1 << 20) + 1, (1 << 31) - 1, (1 << 49) // 3, (1 << 50) - 1])
+    points, q, off, word = (
+        each.ravel() for each in np.meshgrid(M, quotients, np.arange(-2, 3), [0, 1, 1 << 31, (1 << 32) - 1])
+    )
+    near = points * q.astype(float) < 2.0**49
+    points, q, off, word = (each[near] for each in (points, q, off, word))
+    place = NoisePlace.of(RNG.integers(-1021, 900, len(points)), points)
+    x = np.ldexp((points * q + off) * RNG.choice([-1.0, 1.0], len(points)), place.grid_log2)
+    x[::3] *= 1 + 2.0**-52
+    assert (abs(x) < reach(place)).all()
+    assert (reach(place) == np.ldexp(1.0, 50 + place.grid_log2)).all()
+    program = jax.jit(near_positions) if compiled else near_positions
+    with jax.enable_x64(True):
+        got = np.asarray(program(x, word.astype(np.uint32), place))
+    assert (got == noise.positions(x, word.astype(np.uint32), place)).all()
+    for i in RNG.permutation(len(x))[:200].tolist():
+        table = SimpleNamespace(grid_log2=int(place.grid_log2[i]), points_per_bin=int(points[i]))
+        assert got[i] == slow_position(table, x[i], word[i])
+
+
+def test_words_of_incomplete_draws_are_those_of_the_kernel():
+    """Also where the rest is more than its column of the alias table, so that words of other columns draw it."""
+    seen = set()
+    for rest in (0, 2, 100, 8200, 12000, 30000, 50000):
+        weights = np.array([3, 40, (1 << 16) - rest - 86, 40, 3], np.uint64)
+        table = NoiseTable(weights, -2, 16, 0, 1, Tail(rest // 2, np.array([1 << 15], np.uint64), 16) if rest else None)
+        sampler = form_of(dpk.laplace(epsilon=1.0), table)
+        expected = np.flatnonzero(table.kernel()(WORDS16) < -2)
+        assert len(expected) == rest
+        assert (sampler.are_incomplete(WORDS16) == expected).all()
+        words = sampler.incomplete_words
+        seen.add(None if words is None else len(words))
+    assert {0, 1, 2} <= seen, seen
 
 
 def partner(x, D):

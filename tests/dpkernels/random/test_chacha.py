@@ -103,7 +103,7 @@ ORDINARY = [(5, 127, WHOLE), (2**32 - 100, 300, PARTS), (2**40 - 2, 128, PARTS)]
 )
 def test_the_gpus_kernel_makes_openssls_blocks(monkeypatch, first, count, most):
     """Run by JAX's own operations: whole programs and parts of one, counters that carry, streams of several kernels."""
-    monkeypatch.setattr(chacha, "_MOST_BLOCKS", most)
+    monkeypatch.setattr(chacha, "_MAX_BLOCKS", most)
     expected = np.empty(16 * count, "<u4")
     host.fill(expected, SECRET, 17, first)
     blocks = chacha.gpu_blocks(jnp.asarray(host.head(SECRET, 17, first)), count, interpret=True)

@@ -132,6 +132,50 @@ def test_numpy_xla_chunks_and_parts_report_the_same_bits(name, dtype, monkeypatc
     np.testing.assert_array_equal(reports[777:780], dpk.perturb(many[777:780], batch, key=KEY, start=777))
 
 
+@pytest.mark.lengthy
+@pytest.mark.parametrize("name", ["laplace, own units", "laplace, own budgets"])
+def test_values_far_from_0_have_the_bits_of_their_own_mechanisms(name):
+    """The compiled program for values near 0 has to leave all to the other one if a single value is far from it."""
+    batch, x = batch_and_values(name)
+    many = np.tile(x, (-(-6000 // len(x)), 1))
+    for far in (2.0**26, 2.0**28, -(2.0**33)):
+        many[3], many[-1, -1] = x * far / 2, -far * x[-1] / 2
+        reports = dpk.perturb(many, batch, key=KEY)
+        for row in (3, 4, len(many) - 1):
+            part = dpk.perturb(many[row], batch, key=KEY, start=row * len(x))
+            assert part.tobytes() == reports[row].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_a_value_outside_its_own_interval_is_refused_by_the_program_too(dtype):
+    """Where many values are checked as they are read: the next float beyond an end, and 0 of both signs within it."""
+    n = 5000
+    upper = np.linspace(1.0, 3.0, n)
+    upper[17] = 0.0
+    batch = dpk.piecewise(epsilon=1.0, lower=-upper - 1.0, upper=upper)
+    x = np.zeros(n, dtype)
+    assert dpk.perturb(x, batch).shape == (n,)
+    if dtype != "int64":
+        x[17] = -0.0
+        x[40] = np.asarray(upper[40], dtype)
+        dpk.perturb(x, batch)
+    beyond = np.nextafter(np.array([upper[40]], "float32" if dtype == "float32" else "float64"), 9)[0]
+    float_values = beyond, np.nan, np.inf, -1e30
+    for value in (3, -5) if dtype == "int64" else float_values:
+        wrong = x.copy()
+        wrong[40] = value
+        with pytest.raises(ValueError, match="row 40 is"):
+            dpk.perturb(wrong, batch)
+    if dtype != "int64":
+        wrong = x.copy()
+        wrong[17] = np.finfo(dtype).smallest_subnormal
+        with pytest.raises(ValueError, match="row 17 is"):
+            dpk.perturb(wrong, batch)
+    wrong = x.copy()
+    wrong[4999] = 100
+    assert np.isfinite(dpk.perturb(wrong, batch, clip=True)).all()
+
+
 def test_a_part_of_a_vector_takes_its_part_of_the_batch():
     batch, x = batch_and_values("laplace, own units")
     reports = dpk.perturb(x, batch, key=KEY)

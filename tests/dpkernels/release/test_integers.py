@@ -60,7 +60,7 @@ def test_codes_are_those_of_whole_words(monkeypatch, method, count, kind):
     """By every way of drawing them, of which that by rows completes some rows and leaves out others."""
     sampler, _ = exact_noise(1.0, count)
     sampler = with_large_remainder(sampler) if kind == "remainder" else sampler
-    monkeypatch.setattr(integers, "_FEW", 0 if method == "rows" else 1 << 12)
+    monkeypatch.setattr(integers, "_MAX_WHOLLY_DRAWN", 0 if method == "rows" else 1 << 12)
     noise = Often(sampler)
     drawn = integers._codes_at_once if method == "at once" else integers._codes_by_rows
     with jax.enable_x64(True):

@@ -25,11 +25,11 @@ from dpkernels.session import (
     Sum,
     Top,
     Variance,
-    quantiles,
+    bounds,
     statistics,
 )
 from dpkernels.session.blocks import InMemory
-from dpkernels.session.run import Run
+from dpkernels.session.run import Part, Run
 from dpkernels.session.sums import Lattice, NoisySums, sampler_of
 from dpkernels.session.tables import Table
 
@@ -216,10 +216,7 @@ KEYS_EPSILON = 0.5
 CROWDED = ("A", "B", "D")  # keys that so many persons have that about half of all releases have them
 OWN_KEYS = ("mine", np.inf, 1e300, "-0.0", np.nan, None)  # that only the attacker's person has
 ATTACKS_OF_KEYS = {"crowded": (CROWDED, 3, 2e-3), "own": (OWN_KEYS, 3, 2e-3), "one own": (OWN_KEYS, 1, 0.01)}
-ATTACKS_OF_BOUNDS = {
-    "extreme": ((0.0, 1.0, np.nan, -3.0), (1e300, np.inf, 1e9, np.nan, None, "x")),
-    "tiny": ((-np.inf,), (1e-300, 5e-324)),
-}
+ATTACKS_OF_BOUNDS = {"crowded": (1e9, 1e9, 1e9), "own": (1e300, np.inf, 1e9, np.nan, None, "x")}
 
 
 class ReadOnce(Run):
@@ -231,18 +228,28 @@ class ReadOnce(Run):
         self._keys = getattr(self, "_keys", None) or super().persons_by_key(name)
         return self._keys
 
-    def places(self, names, groups, function):
-        self._places = getattr(self, "_places", None) or super().places(names, groups, function)
-        return self._places
+    def sums(self, names, shape, rows_of):
+        if not hasattr(self, "_sums"):
+            self._sums = super().sums(names, shape, rows_of)
+        return self._sums
+
+    def noisy(self, sums, lattice, epsilon, label):
+        if not hasattr(self, "_values"):
+            sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums).astype(float)
+            size = min(self.draws, 10_000)
+            copies = np.broadcast_to(rounded.reshape(-1), (size, rounded.size)).copy()
+            keys = (dpk.key_from_bytes(self.key(b"")) for _ in range(self.draws // size))
+            self._values = (values for key in keys for values in np.asarray(dpk.perturb(copies, sampler, key=key)))
+            self._of_noise = rounded.shape, lattice, sampler
+            self.parts.append(Part(label, epsilon))
+        shape, *rest = self._of_noise
+        return NoisySums(next(self._values).reshape(shape), *rest)
 
     def noisy_counts(self, counts, sampler, label):
         if not hasattr(self, "_noisy"):
             copies = np.broadcast_to(counts.astype(float), (self.draws, len(counts))).copy()
             self._noisy = iter(np.asarray(dpk.perturb(copies, sampler, key=dpk.key_from_bytes(self.key(b"")))))
         return next(self._noisy)
-
-    def note_choice(self, epsilon, label):
-        """Keep nothing."""
 
 
 def neighbouring_runs(rows, cells, most):
@@ -258,36 +265,40 @@ def neighbouring_runs(rows, cells, most):
 
 
 def attack_of_keys(name):
-    """Return whether some set of outcomes is surely too likely, where an outcome is a set of keys.
-
-    It is learned from half of the draws, as the outcomes that are e^epsilon times as frequent, and tested on the
-    others: one test each way, with Clopper-Pearson bounds on both frequencies.
-    """
+    """Return whether some set of outcomes is surely too likely, where an outcome is a set of keys."""
     cells, most, delta = ATTACKS_OF_KEYS[name]
     crowd = int(statistics.key_sampler(KEYS_EPSILON, delta, most).certificate.highest)
     runs = neighbouring_runs([(person, key) for key in CROWDED for person in range(crowd)], cells, most)
     by_key = Count(by={"x": "found"})
     outcomes = [str(statistics.found_keys(by_key, run, KEYS_EPSILON, delta)) for run in runs for _ in range(run.draws)]
+    return is_unlikely(outcomes, KEYS_EPSILON, delta)
+
+
+def is_unlikely(outcomes, epsilon, delta=0.0):
+    """Return whether a set of outcomes, whose first half is of one table and the second half of another, is unlikely.
+
+    It is learned from half of the draws, as the outcomes that are e^epsilon times as frequent, and tested on the
+    others: one test each way, with Clopper-Pearson bounds on both frequencies.
+    """
     halves = np.unique(outcomes, return_inverse=True)[1].reshape(4, -1)
     count, size = halves.shape[1], halves.max() + 1
     a_learned, a, b_learned, b = (np.bincount(half, minlength=size) for half in halves)
     for learned, others_learned, own, others in ((a_learned, b_learned, a, b), (b_learned, a_learned, b, a)):
-        event = learned > np.exp(KEYS_EPSILON) * others_learned
+        event = learned > np.exp(epsilon) * others_learned
         low, high = frequency_bounds(own[event].sum(), others[event].sum(), count, FALSE_ALARM / 4)
-        if low > np.exp(KEYS_EPSILON) * high + delta:
+        if low > np.exp(epsilon) * high + delta:
             return True
     return False
 
 
 def attack_of_bounds(name, most):
-    rows, cells = ATTACKS_OF_BOUNDS[name]
-    mean, samples, true = Mean("x", bounds="private"), [], []
-    for run in neighbouring_runs(list(enumerate(rows)), cells, most):
-        ends = np.array([statistics.private_bounds(mean, run, EPSILON) for _ in range(run.draws)])
-        samples.append(quantiles.exponent_numbers(ends).astype(float))
-        likeliest = statistics.private_bounds(mean, Noiseless(run.table, most, most, bytes(32)), EPSILON)
-        true.append(quantiles.exponent_numbers(np.array(likeliest)).astype(float))
-    return excess_of(samples, true)
+    """The same of private bounds: 99 persons have 2, and so many 1e9 that its count is nearly large."""
+    lattice = bounds.bounds_lattice(most, EPSILON)
+    crowd = int(lattice.sensitivity / EPSILON * np.log(bounds.EXPONENTS / (2 * bounds._RISK)))
+    rows = [(person, 2.0 if person < 99 else 1e9) for person in range(99 + crowd)]
+    runs = neighbouring_runs(rows, ATTACKS_OF_BOUNDS[name], most)
+    outcomes = [str(bounds.private_bounds("x", run, EPSILON, "mean")) for run in runs for _ in range(run.draws)]
+    return is_unlikely(outcomes, EPSILON)
 
 
 @pytest.mark.parametrize("name", ATTACKS_OF_KEYS)
@@ -341,9 +352,10 @@ def test_a_threshold_of_keys_that_is_one_too_low_is_caught(few_draws, monkeypatc
 
 
 @pytest.mark.lengthy
-def test_private_bounds_for_one_row_of_eight_are_caught(monkeypatch):
-    """Both quantiles together have half of the loss that they are charged, so a fault of 2/3 has no such event."""
-    own = quantiles._quantile
-    monkeypatch.setattr(ReadOnce, "draws", 3_000)
-    monkeypatch.setattr(quantiles, "_quantile", lambda *a: own(*a[:3], 8 * a[3], a[4]))
-    assert attack_of_bounds("tiny", 8)
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_private_bounds_tell_of_a_person_only_if_noise_is_for_one_row_of_three(is_faulty, monkeypatch):
+    own = bounds.bounds_lattice
+    monkeypatch.setattr(ReadOnce, "draws", 10_000)
+    if is_faulty:
+        monkeypatch.setattr(bounds, "bounds_lattice", lambda rows, epsilon: own(1, epsilon))
+    assert attack_of_bounds("crowded", 3) == is_faulty

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -141,6 +143,45 @@ def test_lines_are_counted_where_the_size_of_a_file_does_not_bound_them(tmp_path
 
 
 # Failures
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252"])
+def test_texts_of_every_encoding_are_names_and_keys(encoding, tmp_path):
+    """Bytes that are not UTF-8 are read as Windows-1252, by stated keys and by keys that are found."""
+    rows = [f"{size},{town}" for size in (1, 2, 3) for town in ("Köln", "Genève", "€")]
+    text = "\n".join(['Größe,"Ort, Kreis"', *rows])
+    (tmp_path / "people.csv").write_bytes(text.encode(encoding))
+    s = of(tmp_path / "people.csv")
+    assert s.mean("Größe", 0, 4, by={"Ort, Kreis": ["Köln", "€"]}, epsilon=20.0).value == pytest.approx([2, 2], abs=0.4)
+    assert s.count(by={"Ort, Kreis": "found"}, epsilon=20.0, delta=1e-4).index == {
+        "Ort, Kreis": ["Genève", "Köln", "€"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"a;b\n1;2\n", "';' between names of columns; ',' is needed"),
+        ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
+        (b'"a,b\n1,2\n', "no line of a CSV file"),
+        (b"\n1,2\n", "empty"),
+    ],
+)
+def test_headers_that_cannot_be_used_are_refused(content, match, tmp_path):
+    (tmp_path / "people.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=match) as error:
+        of(tmp_path / "people.csv")
+    assert "1" not in str(error.value).replace(str(tmp_path), "").replace("UTF-16", ""), "no cell is shown"
+
+
+def test_a_file_is_opened_without_threads(tmp_path):
+    """A process that ends while pyarrow starts threads may abort, as after an error of an argument."""
+    (tmp_path / "people.csv").write_bytes(b"a,b\n1,2\n")
+    code = (
+        "import sys; from dpkernels.session.blocks import opened; "
+        f"opened({str(tmp_path / 'people.csv')!r}); sys.exit('pyarrow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_warnings_are_said_before_the_charge():
@@ -360,8 +401,8 @@ def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch):
 
 @pytest.mark.parametrize("span", [3, 1000, 2**60])
 def test_distinct_words_are_counted(span, monkeypatch):
-    monkeypatch.setattr("dpkernels.session.distinct._FEWEST", 300)
-    monkeypatch.setattr("dpkernels.session.distinct._AT_ONCE", 64)
+    monkeypatch.setattr("dpkernels.session.distinct._MIN_HELD", 300)
+    monkeypatch.setattr("dpkernels.session.distinct._SORTED_WORDS", 64)
     rng, words, everything = np.random.default_rng(span % 1000), DistinctWords(), []
     assert [len(each) for each in words.sorted()] == [0, 0]
     for _ in range(30):

@@ -335,7 +335,7 @@ def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatc
         return tables.Hashes(stop - start, np.array(own, np.int32) - start, high[own], low[own], rows[own])
 
     for size, log2 in itertools.product((1 << 20, 100, 1), (0, 1, 3)):
-        monkeypatch.setattr(tables, "_SHARE", size)
+        monkeypatch.setattr(tables, "_SHARE_ROWS", size)
         bounded = tables.BoundedRows(3, log2)
         for part in range(1 << log2):
             bounded.add([hashes(start, (part, log2)) for start in range(0, 500, 90)], 600)
@@ -359,7 +359,7 @@ def test_a_session_reads_many_rows_a_part_of_the_persons_at_a_time(monkeypatch, 
     data = {"id": rng.integers(0, 400, 3000), "x": rng.uniform(0, 1, 3000)}
     whole = tables.Table.of(data)
     whole.bound_rows("id", 2, SECRET)
-    monkeypatch.setattr(tables, "_MOST_HASHED", held)
+    monkeypatch.setattr(tables, "_MAX_HASHED_ROWS", held)
     calls, of_parts = [], tables.Table.of(data)
     source_map = of_parts.source.map
     monkeypatch.setattr(of_parts.source, "map", lambda *options: calls.append(1) or source_map(*options))
@@ -368,3 +368,15 @@ def test_a_session_reads_many_rows_a_part_of_the_persons_at_a_time(monkeypatch, 
     assert (of_parts.counted == whole.counted).all()
     pairs = set(zip(whole.persons.tolist(), of_parts.persons.tolist(), strict=True))
     assert len(pairs) == len(set(whole.persons.tolist())) == len(set(of_parts.persons.tolist())) == 400
+
+
+@pytest.mark.parametrize("dtype", ["datetime64[ns]", "datetime64[s]", object])
+def test_a_date_is_a_key_in_every_type_of_column(dtype):
+    """At midnight it is the key of its day, whatever the unit of the column; the time of day is kept."""
+    times = pd.to_datetime(["2024-01-02", "2024-01-03", None, "2024-01-02 12:00"], format="mixed")
+    column = cells.as_array(pd.Series(times.astype(dtype)))
+    for key in ("2024-01-02", datetime.date(2024, 1, 2), pd.Timestamp("2024-01-02"), np.datetime64("2024-01-02", "us")):
+        keys = cells.Keys("day", [key, "2024-01-04"])
+        assert keys.codes(column).tolist() == [0, -1, -1, -1]
+        assert keys.keys == ["2024-01-02", "2024-01-04"]
+    assert cells.keys_of(column)[0][:2] == ["2024-01-02", "2024-01-03"]

@@ -232,6 +232,9 @@ def test_a_refused_release_changes_nothing_and_says_what_fits():
         (lambda s: s.count(by="plan", epsilon=0.1), "does not state the keys"),
         (lambda s: s.count(by={"plan": []}, epsilon=0.1), "keys"),
         (lambda s: s.count(by={"plan": "A"}, epsilon=0.1), "keys"),
+        (lambda s: s.count(by={"plan": pd.Series(["A"])}, epsilon=0.1), "of type Series; state a list"),
+        (lambda s: s.count(by={"plan": [None]}, epsilon=0.1), "a text, a number or a date"),
+        (lambda s: s.mean("age", low=0, upper=1, epsilon=0.1), r"mean\(\).*'low'"),
         (lambda s: s.count(by={"plan": ["A", "A"]}, epsilon=0.1), "twice"),
         (lambda s: s.count(by={"plan": [1, "1.0"]}, epsilon=0.1), "twice"),
         (lambda s: s.count(by={"town": ["A"]}, epsilon=0.1), "no 'town'"),
@@ -700,6 +703,15 @@ def test_a_key_of_one_person_is_found_only_at_the_largest_noise(monkeypatch):
         )
         s = of({"plan": ["x"]}, delta=1e-5)
         assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == found
+
+
+def test_private_bounds_are_near_the_values_of_a_thousand_people():
+    """Of 20 means each at epsilon 1, at most 3 bounds are wide, though each may be so with probability 1e-3: 4e-9."""
+    rng = np.random.default_rng(8)
+    for values, low, high in ((rng.integers(20, 91, 1000), 0, 128), (rng.normal(0, 1, 1000), -8, 8)):
+        results = [Session({"x": values}, epsilon=1).mean("x", bounds="private", epsilon=1) for _ in range(20)]
+        assert sum(not low <= result._known[0] < result._known[1] <= high for result in results) <= 3
+        assert np.median([abs(result.value - values.mean()) for result in results]) < (high - low) / 100
 
 
 def test_private_bounds_differ_where_all_values_are_at_the_end():

@@ -42,7 +42,6 @@ from dpkernels.training import (
     renew_key,
 )
 from dpkernels.training.aggregate import _RUNS, _has_one_key
-from dpkernels.training.clipping import _norms
 from dpkernels.training.noise import exact_noise
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -124,12 +123,19 @@ def test_the_margin_covers_float32():
     assert (np.asarray(alone(rows)) == whole - 1).all()
 
 
-def test_norms_are_sums_in_float64():
-    """Of many equal squares, whose sum in float32 would be off by more than the margin."""
-    row = jnp.full((1, 1 << 18), 0.7, jnp.float32)
-    with jax.enable_x64(True):
-        (norm,) = jax.jit(lambda row: _norms([[row]]))(row)
-    assert abs(float(norm[0]) / (512 * float(np.float32(0.7))) - 1) < 2.0**-40
+@pytest.mark.parametrize("is_local", [True, False])
+def test_norms_are_sums_in_float64(is_local, monkeypatch):
+    """Of every value once, on one device and on several; a sum in float32 would be off by more than the margin.
+
+    The numbers of values are those where the lanes of a sum end, or a rest begins.
+    """
+    monkeypatch.setattr(clipping, "_is_local", lambda: is_local)
+    for size in (1, 1023, 1024, 1039, 1 << 18):
+        rows = np.random.default_rng(size).uniform(0.5, 1.0, (1, 6, size)).astype(np.float32)
+        with jax.enable_x64(True):
+            norms = jax.jit(lambda rows: clipping._norms([(rows, jnp.int32(2)), (2 * rows, jnp.int32(1))]))(rows)
+        exact = np.square(rows[0, 2:].astype(float)).sum(1) + 4 * np.square(rows[0, 1:5].astype(float)).sum(1)
+        assert np.abs(np.asarray(norms)[:, 0] / np.sqrt(exact) - 1).max() < 2.0**-40
 
 
 def test_short_gradients_are_rounded_and_long_ones_are_clipped(noise):
@@ -179,7 +185,7 @@ def test_small_leaves_are_summed_together_as_they_are_one_by_one(noise, monkeypa
         return one, known, jax.vmap(lambda rows: clipped_sums(rows, mask, noise).sums)(pair)
 
     together = jax.jit(sums)()
-    monkeypatch.setattr(clipping, "_SMALL", 0)
+    monkeypatch.setattr(clipping, "_MAX_JOINED_VALUES", 0)
     alone = jax.jit(lambda: sums())()
     assert jax.tree.map(lambda a, b: bool((a == b).all()), together, alone) == jax.tree.map(lambda _: True, alone)
     single = jax.jit(lambda row: clipped_sums(row, True, noise).sums)
@@ -511,6 +517,10 @@ mesh = jax.make_mesh((2, 2), ("batch", "model"))
 rows = P(("batch", "model"))
 split = jax.shard_map(step(along), mesh=mesh, in_specs=(rows, P(), rows), out_specs=P())
 placed = jax.device_put((batch, mask), NamedSharding(mesh, rows))
+assert (flat(jax.jit(split)(placed[0], state, placed[1])) == one).all()
+alone = jax.make_mesh((1, 1), ("batch", "model"), devices=jax.devices()[:1])
+placed = jax.device_put((batch, mask), NamedSharding(alone, rows))
+split = jax.shard_map(step(along), mesh=alone, in_specs=(rows, P(), rows), out_specs=P())
 assert (flat(jax.jit(split)(placed[0], state, placed[1])) == one).all()
 pieces = jax.tree.map(lambda leaf: leaf.reshape(4, 2, *leaf.shape[1:]), (batch, mask))
 mapped = jax.pmap(step(private_aggregate(1.0, 1.5, KEY, axis_name="i")), axis_name="i", in_axes=(0, None, 0))

@@ -1,5 +1,9 @@
 """Upper ends by Renyi divergences, where grids have too many points or leave out too much."""
 
+import dataclasses
+import math
+from fractions import Fraction
+
 import mpmath as mp
 import pytest
 from default_audit import check
@@ -10,6 +14,7 @@ from accountants.composition.brackets import by_renyi
 from accountants.composition.brackets.by_renyi import GridOrRenyi, delta_of_orders, epsilon_of_orders
 from accountants.composition.brackets.cells import NoGridError, TooManyPointsError
 from accountants.composition.brackets.grid import GridBracket
+from accountants.dominating_pairs.base import as_float64
 
 
 def refuse(*_):
@@ -54,6 +59,79 @@ def test_orders_are_all_valid(monkeypatch):
         for epsilon in (0.1, 1.0, 4.0):
             assert profile(1.0, epsilon) <= delta_of_orders(gaussian(1.0), epsilon)
         assert profile(1.0, epsilon_of_orders(gaussian(1.0), 1e-6)) <= 1e-6
+
+
+RELEASES = {
+    "gaussian": guarantee(dpk.gaussian(sigma=2.0)),
+    "gaussian on samples": guarantee(dpk.gaussian(sigma=1.0)).subsample(0.01),
+    "gaussian, replaced": guarantee(dpk.gaussian(sigma=1.0)).subsample(0.01, adjacency="replace"),
+    "laplace": guarantee(dpk.laplace(epsilon=0.1, sensitivity=1.0)),
+    "laplace on samples": guarantee(dpk.laplace(epsilon=1.0, sensitivity=1.0)).subsample(0.01),
+    "laplace, replaced": guarantee(dpk.laplace(epsilon=1.0, sensitivity=1.0)).subsample(0.3, adjacency="replace"),
+    "logistic": guarantee(dpk.Additive(dpk.Logistic(2.0)), 1.0),
+    "piecewise": guarantee(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)),
+    "staircase on samples": guarantee(dpk.staircase(epsilon=1.0, sensitivity=1.0)).subsample(0.1),
+    "sine window": guarantee(dpk.composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=1.0)),
+    "student": guarantee(dpk.Additive(dpk.Student(3.0, 4.0)), 1.0),
+}
+
+
+@pytest.mark.parametrize("order", [1.5, 3.0, 40.0, 300.0])
+@pytest.mark.parametrize("name", RELEASES)
+def test_divergences_from_above_are_above_the_precise_ones_and_close(name, order):
+    release = RELEASES[name]
+    if "samples" in name and "gaussian" in name:
+        order = float(round(order))
+    precise, above = release.renyi(order), by_renyi._divergence_above(as_float64(release), order - 1)
+    assert precise <= above * (1 + 1e-13)
+    if not (name == "gaussian, replaced" and order > 10):  # Masses that underflow count as the largest loss.
+        assert above <= precise * (1 + 2e-3) + 1e-11
+
+
+@pytest.mark.parametrize("order", [2, 9])
+def test_moments_of_sampled_gaussians_against_quadrature(order):
+    """Of both directions; with a record removed the moment is smaller."""
+    rate, mu = 0.05, 1.3
+
+    def moment(is_added):
+        def at(x):
+            ratio = (1 - rate) + rate * mp.exp(mu * x - mp.mpf(mu) ** 2 / 2)
+            return mp.npdf(x) * (ratio**order if is_added else ratio ** (1 - order))
+
+        return mp.log(mp.quad(at, mp.linspace(-12, 12 + order * mu, 12)))
+
+    with mp.workdps(30):
+        removed, truth = moment(is_added=False), moment(is_added=True)
+    assert removed < truth <= by_renyi._log_moment_of_sampled(rate, mu, order) <= truth * (1 + 1e-11)
+
+
+def test_moments_of_tables_against_fractions():
+    """The sum over outcomes of p^a q^(1 - a), in both directions."""
+    p, q = [0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.1875, 0.0625]
+    made = guarantee(discrete_pair(p, q)).repeat(3)
+    for order in (2, 7):
+        moments = [
+            sum(Fraction(x) ** order * Fraction(y) ** (1 - order) for x, y in zip(a, b, strict=True))
+            for a, b in ((p, q), (q, p))
+        ]
+        truth = 3 * math.log(max(moments)) / (order - 1)
+        assert truth <= by_renyi._divergence_above(as_float64(made), order - 1.0) * (1 + 1e-15) <= truth * (1 + 1e-6)
+
+
+def test_mass_that_is_left_out_has_the_largest_loss(monkeypatch):
+    """Gaussian masses at order 300 underflow: without them the moment would be far below the truth."""
+    release = RELEASES["gaussian, replaced"]
+    original = by_renyi.above
+    monkeypatch.setattr(by_renyi, "above", lambda *given: dataclasses.replace(original(*given), infinite=0.0))
+    assert by_renyi._divergence_above(as_float64(release), 299.0) < 0.9 * release.renyi(300.0)
+
+
+def test_losses_without_a_bound_have_no_divergence_from_above():
+    made = guarantee(dpk.Additive(dpk.GeneralisedNormal(2.0, 1.5)), 1.0).repeat(10)
+    assert math.isfinite(made.renyi(3.0))
+    assert by_renyi._divergence_above(as_float64(made), 2.0) == math.inf
+    assert epsilon_of_orders(made, 1e-6) == math.inf
+    assert delta_of_orders(made, 20.0) == 1.0
 
 
 def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):

@@ -131,7 +131,7 @@ def test_planted_faults_are_seen(monkeypatch, fault):
         monkeypatch.setattr(Table, "masses", all_on_grid)
     elif fault == "raised losses":
         monkeypatch.setattr(table_sums, "LOSS_UNITS", -table_sums.LOSS_UNITS)
-        monkeypatch.setattr(table_sums, "_MASS", 0.0)
+        monkeypatch.setattr(table_sums, "_MASS_ERROR", 0.0)
         sides = (-1, 1)
         assert violations(80, sides=(1,)) > 0
     elif fault == "groups above":  # They lower delta.

@@ -42,7 +42,7 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     low, high = grid.GridBracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
-    monkeypatch.setattr(grid, "_NOISE", math.inf)  # No sum of positive terms, which has no such error.
+    monkeypatch.setattr(grid, "_NOISY_WIDTH", math.inf)  # No sum of positive terms, which has no such error.
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 20.0)
     low, high = grid.GridBracket(one.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high

@@ -1,0 +1,51 @@
+"""The numbers of a pytree that move, and derivatives of functions in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+from jax.flatten_util import ravel_pytree
+
+from dpkernels.pytrees import PyTree
+
+MAX_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
+
+
+def leaves_that_move(tangents: PyTree) -> tuple[list[Any], tuple[bool, ...]]:
+    """Return the leaves of tangents, given with symbolic zeros, and whether each of them may be other than 0."""
+    leaves = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
+    return leaves, tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in leaves)
+
+
+def split_moving(leaves: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """Return the leaves that move, and all others."""
+    pairs = list(zip(leaves, moving, strict=True))
+    return [leaf for leaf, moves in pairs if moves], [leaf for leaf, moves in pairs if not moves]
+
+
+def join_moving(structure: object, moving: tuple[bool, ...], moved: Sequence[Any], others: Sequence[Any]) -> Any:
+    """Return the pytree of these leaves, as ``split_moving`` gives them."""
+    sources = {True: iter(moved), False: iter(others)}
+    return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
+
+
+def derivatives_forwards(function: Callable[[list[Any]], Any], moved: list[Array]) -> tuple[Any, Any]:
+    """Return the results, and their derivatives in every number that moves, along a first axis."""
+    flat, restore = ravel_pytree(moved)
+    if not moved:
+        value = function(moved)
+        return value, jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), value)
+
+    def restored(flat: Any) -> Any:
+        return function(restore(flat))
+
+    if len(flat) == 1:  # Without vmap the program is smaller.
+        value, slopes = jax.jvp(restored, (flat,), (jnp.ones_like(flat),))
+        return value, jax.tree.map(lambda slope: slope[None], slopes)
+    value, along = jax.linearize(restored, flat)
+    return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
