@@ -135,7 +135,8 @@ class SmoothPieces:
         count = len(self.left)
         xp = namespace(self.left, self.right)
         many = max(self.few, panels // (count if xp is not np else max(int((self.right > self.left).sum()), 1)))
-        number = np.arange(count)[:, None]
+        # Of JAX arrays a slice is no gather, which would be a kernel of its own.
+        number: Any = np.arange(count)[:, None] if xp is np else np.s_[:, None]
         width = (self.right - self.left)[:, None]
         if self.inverse is None:
             cuts = None
@@ -147,7 +148,7 @@ class SmoothPieces:
         loss = self.loss(x, number)
         p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
         finite = xp.where(xp.isfinite(loss), loss, 0.0)
-        constant = xp.ptp(finite, axis=1, keepdims=True) <= _CONSTANT_RTOL * (1 + xp.abs(finite))
+        constant = _extent(finite) <= _CONSTANT_RTOL * (1 + xp.abs(finite))
         spacing = xp.where(constant, 0.0, spacing_of(finite))
         return PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))
 
@@ -374,8 +375,18 @@ def split_at(
 def spacing_of(loss: RealArray) -> RealArray:
     """Return the approximate range of losses that each node represents; nodes are along the last axis."""
     loss = without_derivative(loss)
-    ends = [loss[..., 1:2] - loss[..., :1], loss[..., -1:] - loss[..., -2:-1]]
-    return abs(namespace(loss).concatenate([ends[0], (loss[..., 2:] - loss[..., :-2]) / 2, ends[1]], -1))
+    concatenate, number = namespace(loss).concatenate, np.arange(loss.shape[-1])
+    after = concatenate([loss[..., 1:], loss[..., -1:]], -1)
+    before = concatenate([loss[..., :1], loss[..., :-1]], -1)
+    return abs(after - before) * np.where((number == 0) | (number == number[-1]), 1.0, 0.5).astype(loss.dtype)
+
+
+def _extent(values: RealArray) -> RealArray:
+    """Return the largest difference in each row, of shape (rows, 1)."""
+    xp = namespace(values)
+    if xp is np:
+        return np.ptp(values, axis=1, keepdims=True)
+    return xp.stack([values, -values]).max(-1, keepdims=True).sum(0)  # By one reduction.
 
 
 def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:

@@ -7,10 +7,13 @@ same losses with fewer nodes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from accountants.composition.base import ComposedProfile, Composer
@@ -102,10 +105,33 @@ class Direction:
 def tilt_losses(losses: LossTuple, c: Real) -> tuple[list[TiltedLoss], Real]:
     """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c)
-    tilted = [term.tilted(c) for term in losses]
-    least = least_step(tilted, c)
-    reduced = xp.where(least > 0, xp.minimum(c, _MAX_TILTED_STEP / xp.where(least > 0, least, 1.0)), c)
-    return (tilted if xp is np and reduced == c else [term.tilted(reduced) for term in losses]), reduced
+
+    def tilt(c: Real) -> tuple[list[TiltedLoss], Real]:
+        tilted = [term.tilted(c) for term in losses]
+        least = least_step(tilted, c)
+        return tilted, xp.where(least > 0, xp.minimum(c, _MAX_TILTED_STEP / xp.where(least > 0, least, 1.0)), c)
+
+    if xp is not np:
+        return _tilt_twice(tilt, losses, c)
+    tilted, reduced = tilt(c)
+    return (tilted if reduced == c else [term.tilted(reduced) for term in losses]), reduced
+
+
+def _tilt_twice(
+    tilt: Callable[[Any], tuple[list[TiltedLoss], Any]], losses: LossTuple, c: Any
+) -> tuple[list[TiltedLoss], Any]:
+    """Return the losses tilted by the tilt that they reduce c to, by a loop that is compiled once."""
+
+    def advance(_: int, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        _, reduced, _ = state
+        tilted, least = tilt(reduced)
+        return reduced, least, [loss[1:] for loss in tilted]
+
+    none = jax.tree.map(
+        lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(lambda: advance(0, (c, c, None))[2])
+    )
+    reduced, _, tilted = jax.lax.fori_loop(0, 2, advance, (c, c, none))
+    return [TiltedLoss(term, *fields) for term, fields in zip(losses, tilted, strict=True)], reduced
 
 
 def largest_needed_loss(losses: LossTuple, epsilon: Real) -> RealArray:

@@ -188,7 +188,7 @@ def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
         factor, by_at = traced.quantity.chain(by_epsilon)
         is_free = ~traced.quantity.is_at_end(value) & (factor != 0)
         # A NaN among the parameters, which comparisons do not detect, stays.
-        unknown = sum(jnp.isnan(leaf.max()) for leaf in (*_masses(losses), number)) > 0
+        unknown = sum(jnp.isnan(leaf) for leaf in (*_masses(losses), number)) > 0
         factor = jnp.where(unknown, jnp.nan, jnp.where(is_free, factor, 0.0))
         return value, factor * jnp.where(is_free, by_moved, 0.0), factor * jnp.where(is_free, by_at, 0.0)
 
@@ -223,8 +223,8 @@ def _decisive(losses: LossTuple, counts_move: bool = True) -> LossTuple:
 
 
 def _masses(losses: LossTuple) -> list[Any]:
-    """Return an array of each term that is NaN where a parameter of the term is."""
-    return [term.mu if term.losses is None else term.losses.p for term in losses]
+    """Return a number of each term that is NaN if a parameter of the term is."""
+    return [jnp.ravel(term.mu if term.losses is None else term.losses.p)[0] for term in losses]
 
 
 class _Answer(NamedTuple):

@@ -95,7 +95,8 @@ class ComposedPLD(ComposedProfile):
     first: RealArray  # The number of the first grid point.
     spectrum: list[Any]  # The transforms of all masses, and of the sums of lumped ones if there may be some.
     parts: tuple[_OnGrid, ...]  # The losses that are composed.
-    weights: tuple[Any, Any]  # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0.
+    # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0; JAX arrays have as many zeros before them.
+    weights: RealArray
     kinks: Any  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
 
     def empty(self) -> _Evaluation:
@@ -115,16 +116,16 @@ class ComposedPLD(ComposedProfile):
         log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
         return log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, near, below, sums)
 
-    def _sums_above(self, below: RealArray) -> list[RealArray]:
+    def _sums_above(self, below: RealArray) -> Any:
         """Return the sums of weighted masses above eps, as if the first grid point there had the distance 0 from it."""
         if namespace(self.g) is np:
             g = self.g[below + 1 :]
             return [(g * row[: len(g)]).sum() for row in self.weights]
-        return [(self.g * row).sum() for row in self._weights_above(below)]
+        return (self.g * self._weights_above(below)).sum(-1)
 
-    def _weights_above(self, below: Real) -> list[Array]:
-        padded = (namespace(row).pad(row, (SIZE, 0)) for row in self.weights)
-        return [_slice(row, SIZE - 1 - below, SIZE) for row in padded]
+    def _weights_above(self, below: Real) -> Array:
+        weights = self.weights
+        return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - below, SIZE)
 
     def _at_distance(self, below: RealArray, place: RealArray, weights: Any) -> Any:
         """Return weights of this kind, or sums by them, for the distance that this grid point has."""
@@ -141,12 +142,12 @@ class ComposedPLD(ComposedProfile):
     def _near(self, s: RealArray) -> RealArray:
         """Return the weights of the smooth masses around eps in the corrections of delta and of minus its slope."""
         xp = namespace(self.g, s)
-        powers = xp.power(1 - s, _POWERS)[:, None]
+        # Each row, and its derivative in s, by one product.
+        powers = xp.stack([xp.power(1 - s, _POWERS), -_POWERS * xp.power(1 - s, np.maximum(_POWERS - 1, 0))])
+        taylors = (powers[..., None] * self.kinks).sum(1)
         shift, shift_slope = taylor_shift(s)
-        taylor = (powers * self.kinks).sum(0)
-        moved = -(powers[:-1] * _POWERS[1:, None] * self.kinks[1:]).sum(0)
-        kinks = (taylor[:, None] * shift).sum(0)
-        slopes = (moved[:, None] * shift + taylor[:, None] * shift_slope).sum(0)
+        changes = xp.stack([0 * taylors[0], taylors[0]])[..., None] * shift_slope
+        kinks, slopes = (taylors[..., None] * shift + changes).sum(1)
         both = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
         return (both[..., None] * like(COEFFICIENTS, self.g)).sum(1)
 
@@ -242,13 +243,26 @@ def _kinks(c: RealArray, step: Real) -> RealArray:
     return (like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
 
 
-def _weights(c: RealArray, step: object) -> tuple[RealArray, RealArray]:
-    """Return e^(-c x) (1 - e^-x) and e^(-(c+1) x) at the multiples x of the step, from products of short tables."""
+def _weights(c: RealArray, step: Any) -> RealArray:
+    """Return ``ComposedPLD.weights``, from products of short tables."""
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
-    x, y = step * xp.arange(0, SIZE, size, dtype=c.dtype)[:, None], step * xp.arange(size, dtype=c.dtype)
-    falling, lost = xp.exp(-c * x) * xp.exp(-c * y), -xp.expm1(-x) - xp.exp(-x) * xp.expm1(-y)
-    return (falling * lost).ravel(), (falling * (xp.exp(-x) * xp.exp(-y))).ravel()
+    rows, columns = np.arange(0, SIZE, size), np.arange(size)
+    x = step * like(np.concatenate([rows, columns]), c)
+    by_c, by_one = xp.exp(-x * xp.stack([c, xp.ones_like(c)])[:, None])
+    lost, number = -xp.expm1(-x), len(rows)
+    falling = by_c[:number, None] * by_c[number:]
+    weights = xp.stack(
+        [
+            falling * (lost[:number, None] + by_one[:number, None] * lost[number:]),
+            falling * (by_one[:number, None] * by_one[number:]),
+        ]
+    ).reshape(2, SIZE)
+    return weights if xp is np else _padded(weights)
+
+
+def _padded(weights: RealArray) -> RealArray:
+    return namespace(weights).pad(weights, ((0, 0), (SIZE, 0)))
 
 
 def _log(spectrum: RealArray) -> RealArray:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -98,8 +99,8 @@ def lagrange_weights(above: object, coefficients: np.ndarray = COEFFICIENTS) -> 
 
 def taylor_shift(s: RealArray) -> tuple[RealArray, RealArray]:
     """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s."""
-    powers = namespace(s).power(s, np.arange(len(POINTS)))
-    return powers[_UPPER] * like(_SHIFT, s), powers[np.maximum(_UPPER - 1, 0)] * like(_UPPER * _SHIFT, s)
+    power = namespace(s).power
+    return power(s, _UPPER) * like(_SHIFT, s), power(s, np.maximum(_UPPER - 1, 0)) * like(_UPPER * _SHIFT, s)
 
 
 def share_on_grid(
@@ -132,11 +133,19 @@ def heaviest_atoms(
     mass = xp.where(is_atom, mass, 0.0)
     heaviest = latest = loss[mass.argmax()]
     same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
-    next_atoms = []
-    for _ in range(others):
+
+    def advance(state: tuple[RealArray, RealArray], _: object) -> tuple[Any, Any]:
+        mass, latest = state
         mass = xp.where(xp.abs(loss - latest) > same, mass, 0.0)
         latest = loss[mass.argmax()]
-        next_atoms.append((latest - heaviest, mass.max()))
+        return (mass, latest), (latest - heaviest, mass.max())
+
+    if xp is not np and others > 1:
+        return heaviest, *jax.lax.scan(advance, (mass, latest), length=others)[1]
+    state, next_atoms = (mass, latest), []
+    for _ in range(others):
+        state, atom = advance(state, None)
+        next_atoms.append(atom)
     return heaviest, *(xp.stack(column) for column in zip(*next_atoms, strict=True))
 
 

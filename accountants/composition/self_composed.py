@@ -313,7 +313,7 @@ def saddle_point(losses: LossTuple, epsilon: Real, start: Real = 1.0, greatest: 
         _, mean, variance = cumulants(losses, c)
         return mean - epsilon - 1 / c - 1 / (1 + c), c * (variance + 1 / c**2 + 1 / (1 + c) ** 2)
 
-    return _tilt_at_root(excess, epsilon, start, greatest)
+    return _tilt_at_root(excess, epsilon, start, greatest)[0]
 
 
 def saddle_point_of_delta(
@@ -321,23 +321,26 @@ def saddle_point_of_delta(
 ) -> tuple[RealArray, RealArray]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
 
-    def excess(log_c: RealArray) -> tuple[RealArray, RealArray]:
+    def excess(log_c: RealArray) -> tuple[RealArray, ...]:
         c = namespace(log_c).exp(log_c)
-        value, _, variance = approximate(losses, c)
-        return log_delta - value, c**2 * variance
+        value, eps, variance = approximate(losses, c)
+        return log_delta - value, c**2 * variance, eps, value - log_delta
 
-    c = _tilt_at_root(excess, log_delta, start, greatest)
-    value, eps, _ = approximate(losses, c)
-    off = value - log_delta
+    c, eps, off = _tilt_at_root(excess, log_delta, start, greatest, 2)
+    if namespace(c) is np:  # JAX would compile the approximation once more.
+        value, eps, _ = approximate(losses, c)
+        off = value - log_delta
     # The slope of log delta is about -c. At an end of the range of tilts there is no root.
     return c, eps + namespace(off).where(abs(off) < _NEAR_ROOT, off, 0.0) / c
 
 
-def _tilt_at_root(rising: Any, like: Real, start: Real, greatest: float) -> RealArray:
-    """Return the tilt where a function of log c is 0; an end of the range of tilts if it is nowhere."""
+def _tilt_at_root(rising: Any, like: Real, start: Real, greatest: float, others: int = 0) -> tuple[Any, ...]:
+    """Return the tilt where a function of log c is 0, and other values, as ``rising_root`` does."""
     xp = namespace(like, start)
     low, high = xp.full_like(like, np.log(_MIN_TILT)), xp.full_like(like, np.log(greatest))
-    return xp.exp(rising_root(rising, xp.clip(xp.log(start) + 0 * low, low, high), low, high, _TILT_TOLERANCE))
+    start = xp.clip(xp.log(start) + 0 * low, low, high)
+    log_c, *values = rising_root(rising, start, low, high, _TILT_TOLERANCE, others)
+    return xp.exp(log_c), *values
 
 
 def approximate(losses: LossTuple, c: Real) -> tuple[Any, Any, Any]:

@@ -156,7 +156,8 @@ def saddle_point(mass: RealArray, L: RealArray, n: Real) -> tuple[Real, Real]:
     spread = n * xp.maximum(square - mean**2, 1e-300)
     start = xp.log(xp.sqrt((n * mean) ** 2 + 8 * spread) - n * mean) - xp.log(2 * spread)
     low = highest - 80.0
-    c = xp.exp(rising_root(excess, xp.clip(start, low, highest), low, highest, _SADDLE_TOLERANCE))
+    (log_c,) = rising_root(excess, xp.clip(start, low, highest), low, highest, _SADDLE_TOLERANCE)
+    c = xp.exp(log_c)
     decay, slope, bend = moments(mass, L, c)
     return c, n * xp.maximum(bend / (1 + decay) - (slope / (1 + decay)) ** 2, 0.0)
 

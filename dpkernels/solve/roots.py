@@ -82,26 +82,28 @@ def invert_smooth(
 
 
 def rising_root(
-    function: Callable[[Real], tuple[Real, Real]], x: Real, low: Real, high: Real, tolerance: float
-) -> Real:
+    function: Callable[[Real], tuple[Any, ...]], x: Real, low: Real, high: Real, tolerance: float, others: int = 0
+) -> tuple[Any, ...]:
     """Return about the root of a rising function, by Newton's method from x; the nearer end if there is no root.
 
-    ``function`` returns the value and its slope, which may be approximate. ``tolerance`` is the length of the last
-    step. A step that leaves the bracket of the root goes to its middle instead.
+    ``function`` returns the value, its slope, which may be approximate, and as many others as stated. The result is the
+    root, and the other values before the last step, whose length is at most ``tolerance``. A step that leaves the
+    bracket of the root goes to its middle instead.
     """
 
     def unfinished(state: PyTree) -> Boolean:
-        count, x, before, low, high = state
+        count, x, before, low, high, *_ = state
         return (count < NEWTON_STEPS) & (abs(x - before) > tolerance) & (high - low > tolerance)
 
     def improve(state: PyTree) -> PyTree:
-        count, x, _, low, high = state
-        value, slope = function(x)
+        count, x, _, low, high, *_ = state
+        value, slope, *values = function(x)
         low, high = choose(value < 0, x, low), choose(value < 0, high, x)
         new = x - value / slope
-        return count + 1, choose((new > low) & (new < high), new, (low + high) / 2), x, low, high
+        return count + 1, choose((new > low) & (new < high), new, (low + high) / 2), x, low, high, *values
 
-    return while_loop(unfinished, improve, (0, x, x + np.inf, low, high))[1]
+    _, x, _, _, _, *values = while_loop(unfinished, improve, (0, x, x + np.inf, low, high, *(others * [x])))
+    return x, *values
 
 
 def falling_root(function: Callable[[np.ndarray], np.ndarray], low: Real, high: Real) -> np.ndarray:
