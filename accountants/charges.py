@@ -26,7 +26,7 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven
 
-MOST_REPORTS = 1 << 40  # The most reports that one charge composes.
+MAX_REPORTS = 1 << 40  # The most reports that one charge composes.
 # The bound is raised by this share and to this number of digits: other machines, whose sums round differently, and a
 # reader of the printed decimal find it at least as large as their own bound.
 ALLOWANCE = Fraction(1_000_001, 1_000_000)
@@ -168,7 +168,7 @@ def _is_composable(certificate: Any) -> bool:
 
 def _claims(mechanism: object, count: int) -> EpsilonDelta:
     """Return the sum of the claims of all reports."""
-    count, certificate = checks.integer_in("count", count, 1, MOST_REPORTS), _certificate(mechanism)
+    count, certificate = checks.integer_in("count", count, 1, MAX_REPORTS), _certificate(mechanism)
     if isinstance(certificate, BatchCertificate):
         total = composed_claims(certificate.epsilon, certificate.delta)
         return EpsilonDelta(count * total.epsilon, count * total.delta)

@@ -53,7 +53,7 @@ from accountants.precision import in_64_bits
 from accountants.risk import Risks, plot_trade_off
 from accountants.schemes.allocation import allocated_pairs, repeated_gaussian
 from accountants.schemes.fixed_size import fixed_size_pair, replacing_pair
-from accountants.schemes.groups import MOST_RECORDS, grouped_pair, sampled_group_pair
+from accountants.schemes.groups import MAX_RECORDS, grouped_pair, sampled_group_pair
 from accountants.schemes.poisson import truncated_pair
 from accountants.schemes.shuffled import shuffled_pair
 from dpkernels import checks
@@ -302,7 +302,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: the mechanism is not additive noise, records are not 1 to 1024; or reports are on samples with
                 replaced records or of another scheme, where no bound for groups is known.
         """
-        records = checks.integer_in("records", records, 1, MOST_RECORDS)
+        records = checks.integer_in("records", records, 1, MAX_RECORDS)
         if records == 1:
             return self
         terms = []

@@ -29,7 +29,7 @@ from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-FEW = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
+SMOOTH_PANELS = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
 _MAX_MISSED_MASS = 1e-6  # The mass that quadrature may miss by rounding.
 _LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.
 # On CPUs, XLA compiles sums of multiples of this number of terms quickly; other lengths need extra code for their ends.
@@ -65,7 +65,7 @@ class SmoothPieces:
     loss: Callable[[Any, Any], Any]
     steepness: Callable[[Any, Any, Any], Any] | None = None
     inverse: Callable[[Any, Any], Any] | None = None
-    few: int = FEW
+    few: int = SMOOTH_PANELS
     beyond: tuple[Any, Any] | None = None
     intervals: LossIntervals | None = None
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
 
 # The largest size of a file in bytes; a column of additive noise takes about a MiB.
-MOST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 _MAX_DIGITS = 32  # The largest length of an integer; 64-bit integers have 20 digits.
 # The most values of each kind, since a small value takes up to 70 times its text in memory. A column of additive noise
 # has about 50,000 numbers, and a part of a dataset one object. Characters inside strings count, too.
@@ -21,9 +21,9 @@ _MAX_VALUES = {"lists and objects": ("[{", 1 << 18), "members of objects": (":",
 def read_text(path: Path) -> str:
     """Return the text of a file in UTF-8."""
     with path.open("rb") as file:
-        text = file.read(MOST_BYTES + 1)
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"file: has more than {MOST_BYTES} bytes, the most that is read")
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"file: has more than {MAX_BYTES} bytes, the most that is read")
     return text.decode()
 
 

@@ -203,7 +203,7 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
 
 def _each(function: Callable[..., Real], epsilon0: Real, bounded_range: int, pure: Real, values: Any) -> RealArray:
     m = checks.integer_in("bounded_range", bounded_range, 0, 4000)
-    n = checks.integer_in("pure", pure, 0, pure_composition.MOST)
+    n = checks.integer_in("pure", pure, 0, pure_composition.MAX_MECHANISMS)
     checks.positive("epsilon0", epsilon0)
     eps0, values = numbers(epsilon0, values)
     xp = namespace(eps0, values)

@@ -27,7 +27,7 @@ from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import promote, while_loop
 
-MOST = 10**6  # The most mechanisms: an array of 8 MB.
+MAX_MECHANISMS = 10**6  # The most mechanisms: an array of 8 MB.
 # A bound on the relative error of a mass, in units in the last place a mechanism and unit of its logarithm.
 _UNITS = 4
 
@@ -95,7 +95,7 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Real, Real, Real]:
 
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     k = np.asarray(k)
-    each = [checks.integer_in("k", value, 0, MOST) for value in k.ravel().tolist()]
+    each = [checks.integer_in("k", value, 0, MAX_MECHANISMS) for value in k.ravel().tolist()]
     log_ways_of_j = np.full((len(each), max(each, default=0) + 1), -np.inf)
     for row, value in zip(log_ways_of_j, each, strict=True):
         row[: value + 1] = log_ways(value)

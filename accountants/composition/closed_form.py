@@ -18,7 +18,7 @@ from dpkernels.solve import NotPrivateError, first_feasible
 
 # The distances by which an eps is moved outwards from an estimate, in turn, relative to 1 + eps.
 _MARGINS = (0.0, *(2.0**k for k in range(-53, 11)))
-FARTHEST = 0.99 * cap(np.float64)  # The largest eps at which profiles are evaluated.
+MAX_EPSILON = 0.99 * cap(np.float64)  # The largest eps at which profiles are evaluated.
 _UNDERFLOW = 2.0**-1060  # More than what a profile loses below the floats.
 _LARGE_MU = 10.0  # The mu from which on one Gaussian release may need a larger one.
 _ZOOM_POINTS = 33  # The points of a round of the search for the highest line: each round narrows it by 16.
@@ -72,7 +72,7 @@ class ClosedForm(abc.ABC):
     def _outward(self, estimate: float, delta: float, side: int) -> float:
         """Return the first eps, from the estimate on, that the bound of this side proves to suffice, or to be small."""
         if not math.isfinite(estimate):
-            return math.inf if side > 0 else FARTHEST if self.bound(FARTHEST, -1) > delta else 0.0
+            return math.inf if side > 0 else MAX_EPSILON if self.bound(MAX_EPSILON, -1) > delta else 0.0
         candidates = (max(estimate + side * share * (1 + estimate), 0.0) for share in _MARGINS)
         if side < 0:
             return first_feasible(candidates, lambda eps: eps == 0.0 or self.bound(eps, -1) > delta)
@@ -101,13 +101,13 @@ class OneRelease(ClosedForm):
         eps = np.float64(epsilon)
         if side > 0:
             return float(more_than_least(profile(self.pairs, eps)))
-        return float(lower_profile(self.pairs, eps)) if epsilon <= FARTHEST else 0.0
+        return float(lower_profile(self.pairs, eps)) if epsilon <= MAX_EPSILON else 0.0
 
     def estimate(self, delta: float) -> float:
         return float(epsilon_of(self.pairs, np.float64(delta)))
 
     def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
-        low, high = 0.0, min(largest_loss, FARTHEST if is_flat else -math.log(alpha))
+        low, high = 0.0, min(largest_loss, MAX_EPSILON if is_flat else -math.log(alpha))
         for _ in range(_ZOOMS):
             eps = np.linspace(low, high, _ZOOM_POINTS)
             delta = profile(self.pairs, eps)

@@ -19,7 +19,7 @@ import numpy as np
 from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.question import Question
 from accountants.composition.self_composed import (
-    GREATEST_TILT,
+    MAX_TILT,
     LossTuple,
     RepeatedLoss,
     TiltedLoss,
@@ -31,7 +31,7 @@ from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
 from dpkernels.pytrees import PyTree
 
-FEW_RELEASES = 32  # Up to this number of releases, those on samples are composed from samples of their densities.
+MAX_SAMPLED_RELEASES = 32  # Up to so many releases on samples are composed from samples of their densities.
 PANELS = 256  # The panels of quadrature that the varying losses of one release share.
 # The same for plain numbers and up to four releases on all the data, whose sums show the ends of single losses.
 _FINE_PANELS = 4096
@@ -73,7 +73,7 @@ class Direction:
         at, infinite = self.question.at, infinity_mass(self.losses)
         xp, c = namespace(at), like(_TILTS, at)
         if self.coarse is not None:
-            c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(at, GREATEST_TILT))[1])
+            c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(at, MAX_TILT))[1])
         losses = self.losses if self.coarse is None else self.coarse
         log_moment = sum(term.count * term.log_moment(c) for term in losses)
         return self.question.bound(log_moment + c * xp.log(c) - (c + 1) * xp.log1p(c), c, infinite)
@@ -92,7 +92,7 @@ class Direction:
     def tilt(self) -> Tilt:
         """Return the tilt, found with coarse losses if these are enough."""
         (losses, infinite), start = self.capped, self._bound_and_start[1]
-        greatest = _MAX_SAMPLED_TILT if self.are_sampled else GREATEST_TILT
+        greatest = _MAX_SAMPLED_TILT if self.are_sampled else MAX_TILT
         if self.coarse is not None:
             coarse = cap_losses(self.coarse, self.bound)
             tilt = Tilt(*self.question.saddle_point(coarse, infinite, start, greatest), coarse)
@@ -171,7 +171,7 @@ def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
 
 def are_few(guarantee: object) -> bool:
     """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
-    return _are_at_most(FEW_RELEASES, guarantee)
+    return _are_at_most(MAX_SAMPLED_RELEASES, guarantee)
 
 
 def _are_at_most(most: int, guarantee: Any) -> bool:

@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array
 
 from accountants.composition.base import ComposedProfile
-from accountants.composition.direction import FEW_RELEASES, Direction, TiltedComposer, tilt_losses
+from accountants.composition.direction import MAX_SAMPLED_RELEASES, Direction, TiltedComposer, tilt_losses
 from accountants.composition.interpolation import (
     COEFFICIENTS,
     POINTS,
@@ -358,7 +358,7 @@ def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
 
 def _count_of_atoms(count: Real) -> RealArray:
     """Return how many atoms are added up; a huge number for many releases, whose sums of atoms are smooth."""
-    return namespace(count).where(count <= FEW_RELEASES, count, 1e30)
+    return namespace(count).where(count <= MAX_SAMPLED_RELEASES, count, 1e30)
 
 
 def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> RealArray:

@@ -33,7 +33,7 @@ from dpkernels.numerics import (
 )
 from dpkernels.proven import proven
 
-MOST_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
+MAX_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _MAX_MIXED_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
 _TABLE_MASS_ERROR = 16 * UNIT  # A bound on the relative error of a mass of a table, which is given.
 MASS_ERROR = 1e-12  # The same of an outcome's mass that is computed from a mechanism's densities.
@@ -92,7 +92,7 @@ class JointOutcomes(NamedTuple):
 def enumerate_outcomes(releases: tuple[RepeatedReleases, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
     """Return the joint outcomes for each direction, or None if they are too many or not all releases are tables."""
     are_several_tables = len(releases) > 1 and are_tables(releases)
-    tables, size, most = [], 1, MOST_JOINT_OUTCOMES if are_several_tables else _MAX_MIXED_OUTCOMES
+    tables, size, most = [], 1, MAX_JOINT_OUTCOMES if are_several_tables else _MAX_MIXED_OUTCOMES
     for term in releases:
         table, number = _tables(term), checks.concrete(term.count)
         if table is None or number is None or number.ndim or number != np.floor(number):

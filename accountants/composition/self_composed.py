@@ -42,7 +42,7 @@ ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; any t
 _TILT_TOLERANCE = 1e-3  # The last Newton step of log c; values next to the largest loss of few releases need it.
 _NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
 _MIN_TILT = 1e-4  # The least tilt of a search.
-GREATEST_TILT = 1e5  # The largest tilt of a search, by default.
+MAX_TILT = 1e5  # The largest tilt of a search, by default.
 
 
 class HasTerms(Protocol):
@@ -305,7 +305,7 @@ def cumulants(losses: LossTuple, c: Real) -> tuple[Any, ...]:
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
-def saddle_point(losses: LossTuple, epsilon: Real, start: Real = 1.0, greatest: float = GREATEST_TILT) -> RealArray:
+def saddle_point(losses: LossTuple, epsilon: Real, start: Real = 1.0, greatest: float = MAX_TILT) -> RealArray:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 
     def excess(log_c: RealArray) -> tuple[RealArray, RealArray]:
@@ -317,7 +317,7 @@ def saddle_point(losses: LossTuple, epsilon: Real, start: Real = 1.0, greatest: 
 
 
 def saddle_point_of_delta(
-    losses: LossTuple, log_delta: Real, start: Real = 1.0, greatest: float = GREATEST_TILT
+    losses: LossTuple, log_delta: Real, start: Real = 1.0, greatest: float = MAX_TILT
 ) -> tuple[RealArray, RealArray]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
 

@@ -45,7 +45,7 @@ _BLOCK = 64  # How many of these counts are summed at once.
 # The counts that are kept reach so many deviations and so many counts from the mean; e^-33 is beyond.
 _DEVIATIONS = 8.2
 _FURTHER_COUNTS = 16.0
-MOST_OUTCOMES = 16  # Pairs with more outcomes are not searched for equal losses.
+MAX_OUTCOMES = 16  # Pairs with more outcomes are not searched for equal losses.
 _LOSS_RTOL = 1e-12  # The difference, relative to 1 + |l|, up to which losses are equal.
 _MAX_EXPONENT = 35.0  # The value of the exponent phi up to which e^-phi is integrated.
 _NEWTON_STEPS = 3  # The Newton steps to the point where phi has that value.
@@ -243,7 +243,7 @@ class ThreePointLosses(TiltedComposer):
 def may_be_three_points(losses: LossTuple) -> bool:
     """Return whether the number of outcomes does not rule out that there are only three losses."""
     nodes = losses[0].losses
-    return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= MOST_OUTCOMES + 1
+    return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= MAX_OUTCOMES + 1
 
 
 def are_three_points(losses: LossTuple) -> bool:

@@ -21,7 +21,7 @@ from accountants.dominating_pairs import gaussian_integrals
 from accountants.dominating_pairs.base import Curve, DominatingPair, cap, sum_of_pieces
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, of_tails, points_at_levels
-from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join, log_ratio
+from accountants.privacy_loss import SMOOTH_PANELS, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.staircase import Staircase
@@ -505,7 +505,7 @@ class PolynomialFormulas(NoiseFormulas):
     """Closed forms for an affine loss between knots."""
 
     beyond_reach: ClassVar[float] = 0.0
-    panels: ClassVar[tuple[int, int]] = FEW, 0
+    panels: ClassVar[tuple[int, int]] = SMOOTH_PANELS, 0
     panels_replaced: ClassVar[tuple[int, int]] = 8, 0
 
     @property

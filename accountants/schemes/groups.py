@@ -34,7 +34,7 @@ from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
-MOST_RECORDS = 1 << 10  # The most records of a group: the pair is a mixture of as many shifted noises.
+MAX_RECORDS = 1 << 10  # The most records of a group: the pair is a mixture of as many shifted noises.
 _ROUNDING = 1e-11  # More than the relative errors of the weights, and of the sum of ratios.
 LOG_CONCAVE = (Gaussian, Laplace, Logistic)
 
@@ -115,7 +115,7 @@ class Grouped(TablePair):
     def check(self) -> None:
         super().check()
         checks.within("rate", self.rate, 0.0, 1.0)
-        checks.integer_in("records", self.records, 1, MOST_RECORDS)
+        checks.integer_in("records", self.records, 1, MAX_RECORDS)
         self.pair.check()
 
 

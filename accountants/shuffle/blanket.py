@@ -49,7 +49,7 @@ from dpkernels.solve import rising_root
 
 _DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
 _MAX_THINNED = 64  # The most outcomes from which a first value is computed.
-LARGEST_EXPONENT = 600.0  # An exponent whose exponential does not overflow; float64 ends at 709.8.
+MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow; float64 ends at 709.8.
 _GAMMA_ERROR = 4e-15  # More than the rounding errors of gamma, and less than those that are allowed for in losses.
 _SADDLE_TOLERANCE = 1e-4  # Last Newton step of log c, which need not be precise: all contours have the same integral.
 
@@ -135,7 +135,7 @@ class OutcomeProbabilities:
 def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Real, Real, Real]:
     """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
     xp = namespace(mass, L, c)
-    x = xp.minimum(c * L, LARGEST_EXPONENT)
+    x = xp.minimum(c * L, MAX_EXPONENT)
     grown = mass * xp.exp(x) * L
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
@@ -143,7 +143,7 @@ def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Real, Real, Real]:
 def saddle_point(mass: RealArray, L: RealArray, n: Real) -> tuple[Real, Real]:
     """Return c with K'(c) = 2/c by Newton's method, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
-    highest = xp.log(LARGEST_EXPONENT / xp.maximum(L.max(), 1e-300))
+    highest = xp.log(MAX_EXPONENT / xp.maximum(L.max(), 1e-300))
 
     def excess(log_c: Real) -> tuple[Real, Real]:
         c = xp.exp(log_c)

@@ -28,21 +28,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accountants.shuffle import bracket
-from accountants.shuffle.blanket import LARGEST_EXPONENT, Blanket, moments, saddle_point
+from accountants.shuffle.blanket import MAX_EXPONENT, Blanket, moments, saddle_point
 from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.solve import newton, root
 
 # The number of nodes, and the largest v.
-NEAR = (96, 3.1)  # Nodes end at 11 widths of the saddle.
-FAR = (1024, 6.0)  # Nodes end at 200 of them.
+NODES = (96, 3.1)  # Nodes end at 11 widths of the saddle.
+FAR_NODES = (1024, 6.0)  # Nodes end at 200 of them.
 _TOLERANCE = 1e-6  # The last Newton step of log eps.
 _MAX_STEP = 2.0  # The longest one.
 _SEARCHED = 60.0  # How far below log eps0 the log of an eps is searched.
 _DIFFERENCE = 1e-4  # The relative distance to either side of eps for a slope.
 
 
-def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int, float] = NEAR) -> tuple[Real, Real]:
+def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int, float] = NODES) -> tuple[Real, Real]:
     """Return (log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive; JAX of 64 bits."""
     L = blanket.losses(epsilon)
     xp = namespace(L, n, blanket.mass, blanket.gamma)
@@ -75,7 +75,7 @@ def _integral(
     xp = namespace(L, n, c)
     sinh, weights = (like(table, c) for table in _rule(*size))
     u, weight = width * sinh, weights * width
-    grown, decay = xp.exp(xp.minimum(c * L, LARGEST_EXPONENT)), xp.expm1(xp.minimum(c * L, LARGEST_EXPONENT))
+    grown, decay = xp.exp(xp.minimum(c * L, MAX_EXPONENT)), xp.expm1(xp.minimum(c * L, MAX_EXPONENT))
     share, phase = blanket.gamma * blanket.mass, u[:, None] * L
     half = xp.sin(phase / 2)
     re = (share * (decay - 2 * grown * half**2)).sum(-1)
@@ -108,10 +108,10 @@ def integral_epsilon(blanket: Blanket, n: Real, delta: Real, level: Real) -> Rea
 def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> Real:
     blanket, n, goal = parameters
     xp = namespace(log_epsilon, blanket.mass, n, goal)
-    return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -LARGEST_EXPONENT) - goal
+    return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -MAX_EXPONENT) - goal
 
 
-def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, float] = NEAR) -> tuple[float, float]:
+def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, float] = NODES) -> tuple[float, float]:
     """Return ``integral_log_delta`` as floats."""
     with np.errstate(all="ignore"):  # Next to a tiny level moments overflow or cancel.
         value, error = integral_log_delta(blanket, np.float64(n), np.float64(epsilon), size)
@@ -271,7 +271,7 @@ class ShuffleEstimate:
         thin = blanket.thinned
         for delta in _CHECKED_DELTAS:
             at = host_epsilon(thin, self.n, delta, self.level)[0]
-            near, far = (host_log_delta(thin, self.n, at, size) for size in (NEAR, FAR))
+            near, far = (host_log_delta(thin, self.n, at, size) for size in (NODES, FAR_NODES))
             if not abs(near[0] - far[0]) + far[1] < _LOG_TOLERANCE:
                 return "grid"
         return "integral"

@@ -37,7 +37,7 @@ NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
     "honest reports, including that person's own; the report of a person who colludes with the curator does not count"
 )
-MOST = 1 << 50  # The most reports.
+MAX_REPORTS = 1 << 50  # The most reports.
 _LOWER_PAIRS = 2  # The number of pairs for which a lower bound is computed.
 # The points of a pair's profile:
 _LAST_DELTA = 1e-18  # evenly spaced eps end at this delta,
@@ -290,7 +290,7 @@ def shuffled(mechanism: object, n: Real) -> Shuffled:
     """
     if not isinstance(n, jax.Array):
         number = checks.number("n", n)
-        if not 2 <= number <= MOST or number != int(number):
+        if not 2 <= number <= MAX_REPORTS or number != int(number):
             raise ValueError(f"n: must be an integer from 2 to 2^50, the number of honest reports, not {n}")
     return Shuffled(worst_inputs(mechanism), n)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import accountants
 from accountants.published import shuffle as published
-from accountants.shuffle.shuffled import MOST
+from accountants.shuffle.shuffled import MAX_REPORTS
 from dpkernels import checks
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.mechanisms import mechanism
@@ -364,7 +364,7 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
     from matplotlib.figure import Figure
 
     n, delta = account.guarantee.n, (account.single_report.deltas or _DELTAS)[0]
-    ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
+    ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MAX_REPORTS))
     counts = np.unique(np.round(np.logspace(*ends, _MAX_POINTS)).astype(int)).tolist()
     shuffled_reports = [accountants.shuffled(account.sampler, count) for count in counts]
     level = float(account.guarantee.inputs.level)

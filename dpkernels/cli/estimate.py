@@ -34,7 +34,7 @@ from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.decimals import format_number, shortest
 from dpkernels.estimation.channel import Channel, channel_of
 from dpkernels.estimation.counts import Counts, ReportError, codes
-from dpkernels.estimation.estimate import MOST_PANELS, Estimate, estimate, save_plots
+from dpkernels.estimation.estimate import MAX_PANELS, Estimate, estimate, save_plots
 from dpkernels.exact.certificate import CertificateError
 
 
@@ -426,8 +426,8 @@ def _group_title(group: str | None) -> str:
 def check_panels(counted: Read) -> None:
     """Refuse, before the work, to draw more groups than a picture can show."""
     count = sum(counts.total > 0 for counts in counted.groups.values())
-    if count > MOST_PANELS:
-        raise click.UsageError(f"--plot: {count} groups; at most {MOST_PANELS} are drawn")
+    if count > MAX_PANELS:
+        raise click.UsageError(f"--plot: {count} groups; at most {MAX_PANELS} are drawn")
 
 
 def estimates(counted: Read, settings: EstimateOptions) -> Estimates:

@@ -17,7 +17,7 @@ from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree, tree_leaves
 
 _TAIL_NATS = 66 * math.log(2)  # By default a distribution is truncated where probabilities fall below 2^-66.
-MOST_POINTS = 1 << 20  # Of a table.
+MAX_POINTS = 1 << 20  # Of a table.
 
 
 class Lattice(Noise):
@@ -32,17 +32,17 @@ class Lattice(Noise):
     def __post_init__(self) -> None:
         checks.width(self.lengths[0], self._width)
         checks.positive("step", self.step)
-        checks.integer_in("reach", self.reach, 0, MOST_POINTS)
+        checks.integer_in("reach", self.reach, 0, MAX_POINTS)
         if not self.reach:
             checks.not_traced("reach", "By default it is a discrete choice; give it.", *tree_leaves(self))
             object.__setattr__(self, "reach", self._farthest())
-        if not 1 <= self.reach < MOST_POINTS // 2:
+        if not 1 <= self.reach < MAX_POINTS // 2:
             raise too_fine(self.step)
 
     def _farthest(self) -> int:
         """Return the default reach; a batch has the one of the entry that needs the largest."""
         farthest = self._width * (math.sqrt(2 * _TAIL_NATS) if self.power == 2 else _TAIL_NATS) / self.step
-        return math.ceil(min(MOST_POINTS, np.max(farthest))) + 1
+        return math.ceil(min(MAX_POINTS, np.max(farthest))) + 1
 
     @property
     def _width(self) -> Real:
@@ -155,4 +155,4 @@ class DiscreteGaussian(Lattice):
 
 def too_fine(step: Real) -> ValueError:
     """Return the error of a grid with more points than a table has."""
-    return ValueError(f"step: {shortest(step)} has more than {MOST_POINTS} points in reach; take a coarser one")
+    return ValueError(f"step: {shortest(step)} has more than {MAX_POINTS} points in reach; take a coarser one")

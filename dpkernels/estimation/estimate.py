@@ -51,7 +51,7 @@ _DRAWN_BINS = (25, 12, 6, 3)  # bins of a drawn histogram: the most whose interv
 _RESOLVED_SHARE = 0.5  # the share of the values whose place they must show
 _DRAWN_POINTS = 65  # points of a drawn cdf
 _MAX_TICKS = 6  # ticks of an axis
-MOST_PANELS = 12  # estimates in one picture
+MAX_PANELS = 12  # estimates in one picture
 
 
 @overload
@@ -570,8 +570,8 @@ def save_plots(
     """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")
-    if len(estimates) > MOST_PANELS:
-        raise ValueError(f"estimates: {len(estimates)} groups; at most {MOST_PANELS} are drawn")
+    if len(estimates) > MAX_PANELS:
+        raise ValueError(f"estimates: {len(estimates)} groups; at most {MAX_PANELS} are drawn")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 0.5 + 4 * len(estimates)), dpi=150, layout="constrained")

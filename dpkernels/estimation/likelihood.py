@@ -42,7 +42,7 @@ from scipy.optimize import nnls
 # The gap in log-likelihood per report at which the method stops.
 _GAP_TOLERANCE = 1e-9
 # The largest gap that is accepted.
-LARGEST_GAP = 1e-6
+MAX_GAP = 1e-6
 _MAX_ITERATIONS = 200  # The most steps. The last one is taken if its gap is accepted.
 # The weight of the equation sum theta = 1 among the least squares equations.
 _SUM_WEIGHT = 1e3
@@ -115,8 +115,8 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
         theta, is_better = _ascended(A, p, theta, target - theta)
         steps += 1
     fit = evaluate_fit(B, counts, theta, steps)
-    if not fit.gap <= LARGEST_GAP:
-        raise RuntimeError(f"likelihood: the gap is {fit.gap:.3g} a report after {fit.steps} steps, not {LARGEST_GAP}")
+    if not fit.gap <= MAX_GAP:
+        raise RuntimeError(f"likelihood: the gap is {fit.gap:.3g} a report after {fit.steps} steps, not {MAX_GAP}")
     return fit
 
 

@@ -25,8 +25,8 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import RealArray
 from dpkernels.pytrees import PyTree
 
-MOST_TABLES = 1 << 12  # Of a batch: they take a megabyte each.
-_MOST_ENTRIES = 1 << 24  # Of a certificate that is read.
+MAX_TABLES = 1 << 12  # Of a batch: they take a megabyte each.
+_MAX_ENTRIES = 1 << 24  # Of a certificate that is read.
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +106,10 @@ class BatchCertificate(Certificate, kind="batch"):
     @classmethod
     def certified(cls, payload: dict[str, Any]) -> BatchCertificate:
         tables, numbers, claims = payload["tables"], payload["table_of"], payload["claims"]
-        if type(tables) is not list or len(tables) > MOST_TABLES:
-            raise CertificateError(f"tables: {brief(tables)} is not a list of at most {MOST_TABLES} certificates")
-        if type(numbers) is not list or len(numbers) > _MOST_ENTRIES or any(type(n) is not int for n in numbers):
-            raise CertificateError(f"table_of: {brief(numbers)} is not a list of at most {_MOST_ENTRIES} integers")
+        if type(tables) is not list or len(tables) > MAX_TABLES:
+            raise CertificateError(f"tables: {brief(tables)} is not a list of at most {MAX_TABLES} certificates")
+        if type(numbers) is not list or len(numbers) > _MAX_ENTRIES or any(type(n) is not int for n in numbers):
+            raise CertificateError(f"table_of: {brief(numbers)} is not a list of at most {_MAX_ENTRIES} integers")
         if any(type(x) is not float for values in claims.values() for x in values):
             raise CertificateError("claims: are not lists of floats")
         columns = {str(name): _frozen(np.array(values, np.float64)) for name, values in claims.items()}
@@ -260,11 +260,11 @@ def exact_batch(
     flat = map_leaves(lambda leaf, _: _frozen(np.array(leaf, np.float64)), flat)
     kinds = distinct_entries(in_units)[1].reshape(in_units.batch_shape)
     kinds = np.broadcast_to(kinds, mechanism.batch_shape).ravel()
-    tables = _own_tables(flat, kinds, exact_sampler) if kinds.max() < MOST_TABLES else None
+    tables = _own_tables(flat, kinds, exact_sampler) if kinds.max() < MAX_TABLES else None
     tables = tables or shared_tables(flat)
     if tables is None:
         raise CertificateError(
-            f"mechanism: has over {MOST_TABLES} kinds of entries, each with a table; let more of them share their "
+            f"mechanism: has over {MAX_TABLES} kinds of entries, each with a table; let more of them share their "
             "ratio of budget, delta and scale to sensitivity, for instance by rounding budgets down. Laplace noise of "
             "scale sensitivity/epsilon may have any number, from epsilon 0.002 on"
         )
@@ -288,7 +288,7 @@ def _own_tables(flat: Mechanism, kinds: np.ndarray, exact_sampler: Callable[[Any
     order = np.argsort(kinds, kind="stable")
     for entries in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
         while len(entries):
-            if len(samplers) == MOST_TABLES:
+            if len(samplers) == MAX_TABLES:
                 return None
             sampler: Any = exact_sampler(flat[int(entries[0])])
             certificate = sampler.certificate

@@ -26,7 +26,7 @@ COVERS = (
     f"{LIMITS}"
 )
 WORDS = (16, 32, 64)  # The possible log2 of a table's total: the bits of a random word (16 in tests).
-MOST_WEIGHTS = 1 << 21  # The largest number of weights that is read. Tables built here have at most this many.
+MAX_WEIGHTS = 1 << 21  # The largest number of weights that is read. Tables built here have at most this many.
 
 
 class CertificateError(ValueError):

@@ -31,7 +31,7 @@ _ITEM_STREAM = 24  # 21 to 23 and 30 are those of ``categories``, 27 to 29 those
 # The range of eps. Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps.
 EPSILON_RANGE = (1e-4, 20.0)
 _RUN_EPSILON_RANGE = Fraction(1, 10**8), Fraction(20)  # of runs: eps is a part of a budget there
-LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
+MAX_SCORE = 1 << 61  # Gaps of int64 do not overflow.
 _MAX_ITEMS = 1 << 32  # of all runs: floats hold their numbers, and a negligible weight of each adds up to 2^-68
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 _NEGLIGIBLE_NATS = 70  # e^-70 < 2^-100: what floats take for 0.
@@ -81,7 +81,7 @@ def chosen_in_turn(
     checks.within("epsilon", epsilon, *EPSILON_RANGE)
     eps, remaining = rational(checks.number("epsilon", epsilon)), checks.integers("scores", scores)
     low, high = int(remaining.min()), int(remaining.max())
-    if not -LARGEST_SCORE <= low <= high <= LARGEST_SCORE:
+    if not -MAX_SCORE <= low <= high <= MAX_SCORE:
         raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
     checks.integer_in("k", k, 1, len(remaining))
     remaining = remaining.astype(np.int64)
@@ -114,7 +114,7 @@ def exponential_item(
     values, copies = checks.integers("scores", scores), checks.integers("lengths", lengths)
     if len(values) != len(copies) or copies.min() < 0 or not 1 <= sum(copies.tolist()) <= _MAX_ITEMS:
         raise ValueError(f"lengths: must be {len(values)} integers of at least 0, with a sum of 1 to 2^32")
-    if not -LARGEST_SCORE <= int(values.min()) <= int(values.max()) <= LARGEST_SCORE:
+    if not -MAX_SCORE <= int(values.min()) <= int(values.max()) <= MAX_SCORE:
         raise ValueError(f"scores: {values.min()} to {values.max()} is not within -2^61..2^61")
     present = np.flatnonzero(copies)
     lengths = copies[present].astype(np.int64)

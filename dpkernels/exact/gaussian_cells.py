@@ -11,7 +11,7 @@ from dpkernels.exact.certificate import exp_lower_bound
 # Fractional bits of the fixed point in which Gaussian probabilities are bounded.
 FIXED_BITS = 256
 # Standard deviations up to which they are bounded.
-FAR = 14
+MAX_DEVIATIONS = 14
 # The first 50 decimals of pi, rounded down, and sqrt(2 pi).
 _PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
 _ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
@@ -27,7 +27,7 @@ def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
     if x < 0:
         low, high = ndtr_bounds(-x)
         return 1 - high, 1 - low
-    if x > FAR:
+    if x > MAX_DEVIATIONS:
         return 1 - Fraction(1, 1 << 100), Fraction(1)  # Phi(-14) < 2^-140
     term = total = _fixed(x)
     square = term * term >> FIXED_BITS

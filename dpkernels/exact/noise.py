@@ -25,7 +25,7 @@ from dpkernels.bounded_json import integer
 from dpkernels.decimals import shortest
 from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import (
-    MOST_WEIGHTS,
+    MAX_WEIGHTS,
     CertificateError,
     frozen_weights,
     integers,
@@ -33,7 +33,7 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.remainder import Remainder
 from dpkernels.exact.sampler import (
-    MOST_RANGES,
+    MAX_RANGES,
     NOISE_STREAM,
     ROUNDING_STREAM,
     ExactSampler,
@@ -46,7 +46,7 @@ from dpkernels.exact.sampler import (
     indices_within,
     stacked_alias_kernel,
 )
-from dpkernels.exact.tail import EDGE, FARTHEST, Tail
+from dpkernels.exact.tail import EDGE, MAX_TAIL_CODE, Tail
 from dpkernels.jax_on_use import jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace, power_of_two
 from dpkernels.proven import proven
@@ -205,7 +205,7 @@ class NoiseTable:
         )
         tail = Tail.from_dict(payload["tail"], bits) if "tail" in payload else None
         remainder = Remainder.from_dict(payload["remainder"], bits) if "remainder" in payload else None
-        weights = frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS))
+        weights = frozen_weights(integers("weights", payload["weights"], MAX_WEIGHTS))
         return cls(weights, first, bits, grid_log2, points_per_bin, tail, remainder)
 
 
@@ -309,7 +309,7 @@ class ExactNoise(ExactSampler):
         starts = [i << bits - columns.log_columns for i in range(len(columns.packed) + 1)]
         own = int(columns.threshold[0]) or starts[1]
         others = np.flatnonzero(columns.alias[1:] == 0) + 1
-        if len(others) > MOST_RANGES:
+        if len(others) > MAX_RANGES:
             return None
         return range(own), *(range(starts[i] + int(columns.threshold[i]), starts[i + 1]) for i in others.tolist())
 
@@ -402,7 +402,7 @@ class ExactNoise(ExactSampler):
         def turn(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             number, distance, pending = state
             t = kernel(later(number))
-            distance = xp.minimum(distance + xp.where(pending, t, np.int32(0)), FARTHEST)
+            distance = xp.minimum(distance + xp.where(pending, t, np.int32(0)), MAX_TAIL_CODE)
             return number + 1, distance, pending & (t == tail.codes)
 
         start = in_tail.astype(np.int64) * (self.table.last + 1)

@@ -34,7 +34,7 @@ from dpkernels.exact.certificate import (
     check_totals,
     exp_lower_bound,
 )
-from dpkernels.exact.gaussian_cells import FAR, FIXED_BITS, cell_masses, ndtr_bounds
+from dpkernels.exact.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
 from dpkernels.exact.noise import (
     FINEST,
     GRID_LOG2_RANGE,
@@ -394,10 +394,10 @@ def gaussian_distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian."""
     first, last = table.ends
     far = max(-first, last) + 1
-    if not (sigma >= _MIN_CELLS and far <= FAR * sigma):
+    if not (sigma >= _MIN_CELLS and far <= MAX_DEVIATIONS * sigma):
         raise CertificateError(
             f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
-            f"of at least {_MIN_CELLS} cells a sigma that reach at most {FAR} can be judged"
+            f"of at least {_MIN_CELLS} cells a sigma that reach at most {MAX_DEVIATIONS} can be judged"
         )
     is_fine = table.remainder is not None
     masses, error = cell_masses(sigma, far, is_fine=is_fine)

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.bounded_json import brief, integer
-from dpkernels.exact.certificate import MOST_WEIGHTS
+from dpkernels.exact.certificate import MAX_WEIGHTS
 
 _MIN_LENGTH = 32  # Shorter lists are left as they are.
 _ORDERS = range(4)  # The orders of prediction of an integer from those before it.
@@ -74,9 +74,9 @@ def unpack(form: Mapping[str, object]) -> list[int]:
     if type(form) is not dict or form.keys() != {"count", "mirrored", "order", "data"}:
         raise ValueError(f"integers: {brief(form)} must have count, mirrored, order and data")
     count, order = integer("count", form["count"]), integer("order", form["order"])
-    if not 0 <= count <= MOST_WEIGHTS or order not in _ORDERS or type(form["mirrored"]) is not bool:
+    if not 0 <= count <= MAX_WEIGHTS or order not in _ORDERS or type(form["mirrored"]) is not bool:
         raise ValueError(
-            f"integers: count must be from 0 to {MOST_WEIGHTS}, order from 0 to 3, and mirrored true or false"
+            f"integers: count must be from 0 to {MAX_WEIGHTS}, order from 0 to 3, and mirrored true or false"
         )
     stored = (count + 1) // 2 if form["mirrored"] else count
     values, number, shift = list[int](), 0, 0

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpkernels.bounded_json import integer
 from dpkernels.exact import arithmetic
-from dpkernels.exact.certificate import MOST_WEIGHTS, CertificateError, check_totals, frozen_weights, integers, moments
+from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, check_totals, frozen_weights, integers, moments
 from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
@@ -76,5 +76,5 @@ class Remainder:
     @classmethod
     def from_dict(cls, payload: dict[str, Any], bits: int) -> Remainder:
         """Return the remainder in a payload, after a check of types and sizes only."""
-        weights = frozen_weights(integers("remainder", payload["weights"], MOST_WEIGHTS))
+        weights = frozen_weights(integers("remainder", payload["weights"], MAX_WEIGHTS))
         return cls(integer("rest", payload["rest"]), weights, integer("first", payload["first"]), bits)

@@ -14,7 +14,7 @@ import numpy as np
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.bounded_certificate import PROMISED_DEVIATION
 from dpkernels.exact.certificate import (
-    MOST_WEIGHTS,
+    MAX_WEIGHTS,
     CertificateError,
     exp_lower_bound,
 )
@@ -129,7 +129,7 @@ def central_certificate(mechanism: CentralPiecewise) -> RowCertificate:
                 continue
             return RowCertificate.of(table, mechanism.epsilon, mechanism.sensitivity)
     raise CertificateError(
-        f"rows: no table of at most {MOST_WEIGHTS} weights out of 2^64 has the variance of {mechanism.steps} steps, "
+        f"rows: no table of at most {MAX_WEIGHTS} weights out of 2^64 has the variance of {mechanism.steps} steps, "
         f"each e^{shortest(mechanism.epsilon)} times the last, to within {PROMISED_DEVIATION}; fewer steps may"
     )
 
@@ -147,7 +147,7 @@ def central_table(mechanism: CentralPiecewise, resolution: int, bits: int) -> Ro
     core = max(1, round(float(mechanism.core * span / gap)))
     widths = [core + 2 * resolution * k for k in range(mechanism.steps)]
     codes = shifts + widths[-1]
-    if codes * (shifts + 1) > MOST_WEIGHTS:
+    if codes * (shifts + 1) > MAX_WEIGHTS:
         return None
     # The step that every cell of the window is on, counted inwards.
     window = sum(np.pad(np.ones(width, np.int64), (widths[-1] - width) // 2) for width in widths)

@@ -25,7 +25,7 @@ from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.bounded_certificate import BoundedCertificate, BoundedTable, sliding_extremes
 from dpkernels.exact.certificate import (
-    MOST_WEIGHTS,
+    MAX_WEIGHTS,
     CertificateError,
     frozen_weights,
     integers,
@@ -144,9 +144,9 @@ class RowTable(BoundedTable):
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> RowTable:
         """Return the table in a payload, after a check of types and sizes only."""
-        rows, places = payload["weights"], integers("places", payload["places"], MOST_WEIGHTS)
-        if type(rows) is not list or not 0 < len(rows) <= _MAX_ROWS or len(rows) * len(places) > MOST_WEIGHTS:
-            raise ValueError(f"weights: needs 1 to {_MAX_ROWS} rows of {len(places)}, {MOST_WEIGHTS} weights at most")
+        rows, places = payload["weights"], integers("places", payload["places"], MAX_WEIGHTS)
+        if type(rows) is not list or not 0 < len(rows) <= _MAX_ROWS or len(rows) * len(places) > MAX_WEIGHTS:
+            raise ValueError(f"weights: needs 1 to {_MAX_ROWS} rows of {len(places)}, {MAX_WEIGHTS} weights at most")
         if any(len(integers("weights", row, len(places))) != len(places) for row in rows):
             raise ValueError(f"weights: not all rows have {len(places)}")
         ends = (real(name, payload[name]) for name in ("first", "last", "lower", "upper"))

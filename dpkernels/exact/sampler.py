@@ -210,7 +210,7 @@ def all_in_pieces(test: Callable[..., Array], x: Array, *columns: Array) -> Arra
     return reduce(and_, (test(*piece) for piece in zip(*pieces, strict=True))).all()
 
 
-MOST_RANGES = 8  # Of incomplete words; where there are more, the kernel finds them.
+MAX_RANGES = 8  # Of incomplete words; where there are more, the kernel finds them.
 
 
 def indices_within(words: np.ndarray, ranges: Sequence[range]) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpkernels.bounded_json import integer
 from dpkernels.exact import arithmetic
-from dpkernels.exact.certificate import MOST_WEIGHTS, CertificateError, frozen_weights, integers, moments
+from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, frozen_weights, integers, moments
 from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
@@ -30,7 +30,7 @@ from dpkernels.proven import proven
 # Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge.
 EDGE = (1 << 61) + (1 << 21)
 # The largest code of the tail, at which it stops: the report is then the edge, whatever the input.
-FARTHEST = (1 << 62) + (1 << 22)
+MAX_TAIL_CODE = (1 << 62) + (1 << 22)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class Tail:
     @classmethod
     def from_dict(cls, payload: Mapping[str, object], bits: int) -> Tail:
         """Return the tail in a payload, after a check of types and sizes only."""
-        block = frozen_weights(integers("block", payload["block"], MOST_WEIGHTS))
+        block = frozen_weights(integers("block", payload["block"], MAX_WEIGHTS))
         return cls(integer("rest", payload["rest"]), block, bits)
 
 

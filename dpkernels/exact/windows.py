@@ -28,7 +28,7 @@ from dpkernels.decimals import rational, shortest
 from dpkernels.exact.bounded_certificate import BoundedCertificate, BoundedTable, sliding_extremes
 from dpkernels.exact.certificate import (
     COVERS,
-    MOST_WEIGHTS,
+    MAX_WEIGHTS,
     frozen_weights,
     integers,
     moments,
@@ -48,7 +48,7 @@ from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree
 
-_MOST_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
+_MAX_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
 
 
 @proven("window_tables#proof")
@@ -209,11 +209,11 @@ def _runs(weights: np.ndarray) -> list[list[int]]:
 
 
 def _from_runs(name: str, runs: object) -> np.ndarray:
-    if type(runs) is not list or not 0 < len(runs) <= MOST_WEIGHTS:
-        raise ValueError(f"{name}: needs runs of weights, {MOST_WEIGHTS} at most")
+    if type(runs) is not list or not 0 < len(runs) <= MAX_WEIGHTS:
+        raise ValueError(f"{name}: needs runs of weights, {MAX_WEIGHTS} at most")
     values, counts = zip(*(integers(name, run, 2) for run in runs), strict=True)
-    if min(counts) < 1 or sum(counts) > MOST_WEIGHTS:
-        raise ValueError(f"{name}: has {sum(counts)} weights; {MOST_WEIGHTS} at most, every run one or more")
+    if min(counts) < 1 or sum(counts) > MAX_WEIGHTS:
+        raise ValueError(f"{name}: has {sum(counts)} weights; {MAX_WEIGHTS} at most, every run one or more")
     return np.repeat(frozen_weights(values), counts)
 
 

@@ -19,7 +19,7 @@ from dpkernels import checks
 from dpkernels.batches import entrywise, has_axes
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
-from dpkernels.distributions.discrete import MOST_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
+from dpkernels.distributions.discrete import MAX_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.laplace import Laplace, MergedLaplace
@@ -524,7 +524,7 @@ def _cells(sensitivity: Real, step: Real) -> Real:
     if has_axes(sensitivity, step):
         return entrywise(_cells, sensitivity, step)
     steps = math.ceil(Fraction(float(sensitivity)) / Fraction(float(step)))
-    if steps > MOST_POINTS:
+    if steps > MAX_POINTS:
         raise too_fine(step)
     return steps
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.exact.batches import ExactBatch, Stack
-from dpkernels.exact.sampler import MOST_RANGES, all_in_pieces, indices_within, options_on_cpu, order_keys
+from dpkernels.exact.sampler import MAX_RANGES, all_in_pieces, indices_within, options_on_cpu, order_keys
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.pytrees import tree_map
 from dpkernels.random import host
@@ -166,7 +166,7 @@ def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | N
         ranges.extend(words)
     first = range(max((each.stop for each in ranges if not each.start), default=0))
     others = dict.fromkeys(each for each in ranges if each.start)
-    return (first, *others) if len(others) <= MOST_RANGES else None
+    return (first, *others) if len(others) <= MAX_RANGES else None
 
 
 def _numbers(sampler: ExactBatch, number: int, entries: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -254,13 +254,13 @@ def _on_device(columns: object, length: int) -> Any:
     return tree_map(padded, columns)
 
 
-_MOST_KEPT = 1 << 8  # Parts of vectors whose numbers are kept on the device.
+_MAX_KEPT = 1 << 8  # Parts of vectors whose numbers are kept on the device.
 
 
 def _kept(sampler: ExactBatch, first: int, count: int, length: int, number: int, ends: _Columns) -> Any:
     kept = sampler.derived[_parts,]
     kept.append((_kept, first, count, length, number, ends))
-    if len(kept) > _MOST_KEPT:
+    if len(kept) > _MAX_KEPT:
         sampler.derived.pop(kept.pop(0), None)
     entries: Any = np.arange(first, first + count) % sampler.size
     if first + count <= sampler.size:

@@ -20,11 +20,11 @@ BLOCK_VALUES = 32
 WORD_TYPES = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 
 # The number of values of the smallest compiled program.
-_SMALLEST_CHUNK = 1 << 10
+_MIN_CHUNK = 1 << 10
 # The number of values of the largest compiled program.
 CHUNK = 1 << 17
 # Beyond this length there are programs between the powers of two, which take longer to compile than they save below.
-_LARGE = 1 << 14
+_LARGE_LENGTH = 1 << 14
 # Up to this number of values NumPy is faster than a call of a compiled program.
 _ALWAYS_NUMPY = 1 << 9
 # Up to this number of values NumPy does the first calls, since compiling takes longer than it would save.
@@ -229,10 +229,10 @@ def padded_length(length: int, unit: int = 1) -> int:
     Lengths are powers of two, with three between them where they are large, and beyond a chunk multiples of one.
     """
     power = 1 << (length - 1).bit_length()
-    if length <= _SMALLEST_CHUNK:
-        step = _SMALLEST_CHUNK
+    if length <= _MIN_CHUNK:
+        step = _MIN_CHUNK
     elif length <= CHUNK:
-        step = power if power <= _LARGE else power // 8
+        step = power if power <= _LARGE_LENGTH else power // 8
     else:
         step = CHUNK
     padded = -(-length // step) * step

@@ -25,7 +25,7 @@ from dpkernels.session.cells import as_array
 from dpkernels.session.delimited import DelimitedLines
 
 BLOCK = 1 << 18  # rows that are read at once; sums of up to 2^20 are exact in float64
-MOST_ROWS = 1 << 29  # so that 64-bit integers hold every sum
+MAX_ROWS = 1 << 29  # so that 64-bit integers hold every sum
 SMALL_FILES = 1 << 28  # bytes of files that are read once more for a warning
 _ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 _KINDS = (
@@ -85,8 +85,8 @@ class Source(abc.ABC):
 
 
 def _check_rows(rows: int, by_row: Sequence[np.ndarray], *, whole: bool = False) -> None:
-    if rows > MOST_ROWS:
-        raise ValueError(f"data: has more than {MOST_ROWS} rows")
+    if rows > MAX_ROWS:
+        raise ValueError(f"data: has more than {MAX_ROWS} rows")
     if any(rows > len(array) or (whole and rows < len(array)) for array in by_row):
         raise changed()
 
@@ -106,8 +106,8 @@ def opened(data: Any) -> Source:
     source = _opened(data)
     if len(set(source.columns)) < len(source.columns):
         raise ValueError("data: two columns have the same name; rename one of them")
-    if source.most_rows > MOST_ROWS:
-        raise ValueError(f"data: has more than {MOST_ROWS} rows")
+    if source.most_rows > MAX_ROWS:
+        raise ValueError(f"data: has more than {MAX_ROWS} rows")
     return source
 
 
@@ -177,7 +177,7 @@ class Files(Source):
         else:
             lines = DelimitedLines(paths, "\t" if ".tsv" in endings else ",")
             self._batches, self.columns = lines.to_batches, tuple(lines.names)
-            self.most_rows = lines.most_rows(MOST_ROWS)
+            self.most_rows = lines.most_rows(MAX_ROWS)
         self.is_small = sum(size for size, _ in self.fingerprint()) <= SMALL_FILES
 
     def fingerprint(self) -> list[tuple[int, int]]:

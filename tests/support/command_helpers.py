@@ -56,7 +56,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.files.arrays.MOST_ROWS", 64)
+    monkeypatch.setattr("dpkernels.cli.files.arrays.MAX_ROWS", 64)
     monkeypatch.setattr("dpkernels.cli.files.parquet.PIECE_ROWS", 64)
     monkeypatch.setattr("dpkernels.cli.files.delimited.BLOCK_BYTES", 1000)
 

@@ -42,7 +42,7 @@ from accountants.composition.brackets.sums import (
     stages_of,
 )
 from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
-from accountants.composition.self_composed import GREATEST_TILT, LossTuple, RepeatedLoss, RepeatedReleases
+from accountants.composition.self_composed import MAX_TILT, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.trade_off import (
     CurvePoint,
     around_estimate,
@@ -82,7 +82,7 @@ _MAX_DIRECT_COUNT = 10**6  # The most reports of sums of positive terms, whose r
 _NOISE_FACTOR = 3.0  # A bracket is refined if it is wider than this times these errors.
 _TAIL_POINT_COST = 3  # For how many points one counts whose masses are differences of tails,
 _INTEGRAL_POINT_COST = 8  # and one whose masses are integrals.
-_MAX_TILT = 0.9 * GREATEST_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
+_MAX_TILT = 0.9 * MAX_TILT  # A larger tilt is that of an eps next to the largest loss, or beyond it.
 _MAX_TILTED_STEP = 20.0  # The most by which logs of tilted masses change in a step of the coarsest grid.
 _MAX_FIRST_STEP = 1.0  # The largest first step.
 _MAX_STEP = 4.0**9  # The largest step.

@@ -32,7 +32,7 @@ from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerCharge, mark, resuming
-from dpkernels.cli.perturb.plan import MOST_SHOWN, Done, Plan, Request, bad_rows, release_file
+from dpkernels.cli.perturb.plan import MAX_SHOWN, Done, Plan, Request, bad_rows, release_file
 from dpkernels.cli.perturb.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
@@ -315,7 +315,7 @@ class DatasetPlan(Plan):
             parts = [of_parts[number] for number in sorted(of_parts)]  # An engine gives them as they come.
             counts = sum((Counter(part.counts) for part in parts), Counter[str]())
             first = [error for part in parts for error in part.first]
-            return BadRows(counts, first[:MOST_SHOWN], all(part.is_all for part in parts))
+            return BadRows(counts, first[:MAX_SHOWN], all(part.is_all for part in parts))
         return None
 
     def _charging(self, output: Folder) -> AbstractContextManager[LedgerCharge | None]:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.lib import format as npy
 
-from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
+from dpkernels.cli.files.formats import MAX_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.release.inputs import report_type
 
@@ -46,8 +46,8 @@ class ArrayFile(Source[np.ndarray, np.ndarray]):
     def pieces(self, columns: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
         with self.path.open("rb") as file:
             file.seek(self._offset)
-            for start in range(0, self.values, MOST_ROWS):
-                count = min(MOST_ROWS, self.values - start)
+            for start in range(0, self.values, MAX_ROWS):
+                count = min(MAX_ROWS, self.values - start)
                 piece = np.fromfile(file, self._dtype, count)
                 if len(piece) < count:
                     raise ValueError(f"{self.path}: became shorter while it was read")

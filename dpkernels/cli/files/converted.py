@@ -24,8 +24,8 @@ from dpkernels.cli.errors import RowError
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.dates import Dates
-from dpkernels.cli.files.delimited import LONGEST
-from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
+from dpkernels.cli.files.delimited import MAX_RECORD_BYTES
+from dpkernels.cli.files.formats import MAX_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.parquet import GroupPart, ParquetFile, ParquetSink
 
@@ -98,9 +98,9 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
 
     def _check_length(self, piece: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
         sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
-        too_long = sizes > LONGEST - _MAX_REPORT_BYTES
+        too_long = sizes > MAX_RECORD_BYTES - _MAX_REPORT_BYTES
         if too_long.any():
-            raise self._error(piece, start, too_long, "too long", f"has about {LONGEST} bytes or more of text")
+            raise self._error(piece, start, too_long, "too long", f"has about {MAX_RECORD_BYTES} bytes or more of text")
 
     def _error(
         self, piece: Sized, start: int, is_bad: np.ndarray, kind: str, text: str, name: str | None = None
@@ -148,8 +148,8 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
 
     def reordered(self, pieces: Sequence[pa.Table | pa.Array], order: np.ndarray) -> Iterator[pa.Table | pa.Array]:
         rows = pa.chunked_array(pieces, pa.binary()) if self._is_text else pa.concat_tables(pieces)
-        for first in range(0, len(order), MOST_ROWS):
-            some = rows.take(buffers.array(order[first : first + MOST_ROWS]))
+        for first in range(0, len(order), MAX_ROWS):
+            some = rows.take(buffers.array(order[first : first + MAX_ROWS]))
             yield some.combine_chunks()
 
     def size(self, replaced: pa.Table | pa.Array) -> int:

@@ -26,7 +26,7 @@ from pyarrow import csv
 from dpkernels.cli.errors import RowError, text_of
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
-from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
+from dpkernels.cli.files.formats import MAX_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import MISSING_TEXTS, STANDARD_INPUT, Layout
 from dpkernels.cli.terminal import private
 
@@ -34,7 +34,7 @@ QUOTE, LF, CR = b'"\n\r'
 BLOCK_BYTES = 1 << 20  # read at once
 _REPORT_BYTES = 18  # of the text of a report, on average
 _PACKED_REPORT_BYTES = 9  # the same where the output is compressed
-LONGEST = 1 << 22  # bytes of a record
+MAX_RECORD_BYTES = 1 << 22  # bytes of a record
 _WHOLE = 2.0**53  # Floats hold every whole number below.
 _MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
 _OTHER_KINDS = {
@@ -312,10 +312,12 @@ class DelimitedFile(Source[Records, Lines]):
                 line, held = region.line + region.text.count(LF), remainder
                 if region.text:
                     yield region
-            if len(held) > LONGEST and begun:
+            if len(held) > MAX_RECORD_BYTES and begun:
                 raise _unended(held, line, self._layout)
-            if len(held) > LONGEST:
-                raise ValueError(f"has a header of more than {LONGEST} bytes, or one with a quote that is not closed")
+            if len(held) > MAX_RECORD_BYTES:
+                raise ValueError(
+                    f"has a header of more than {MAX_RECORD_BYTES} bytes, or one with a quote that is not closed"
+                )
 
     def _check_twice(self, piece: Records, columns: dict[str | None, int]) -> None:
         """Refuse records of which Arrow's own parser finds another number, or other cells in the chosen columns."""
@@ -384,10 +386,10 @@ class DelimitedFile(Source[Records, Lines]):
     def reordered(self, pieces: Sequence[Lines], order: np.ndarray) -> Iterator[Lines]:
         rows = pa.chunked_array([piece.contents() for piece in pieces], pa.binary())
         end = b"\r\n" if self._head.endswith(b"\r\n") else b"\n"
-        for first in range(0, len(order), MOST_ROWS):
-            some = rows.take(buffers.array(order[first : first + MOST_ROWS])).combine_chunks()
+        for first in range(0, len(order), MAX_ROWS):
+            some = rows.take(buffers.array(order[first : first + MAX_ROWS])).combine_chunks()
             text = buffers.text(pc.binary_join_element_wise(some, b"", end))
-            cut = 0 if self._ended or first + MOST_ROWS < len(order) else len(end)
+            cut = 0 if self._ended or first + MAX_ROWS < len(order) else len(end)
             yield Lines(text.slice(0, text.size - cut), order[:0], order[:0])
 
     def size(self, replaced: Lines) -> int:

@@ -25,7 +25,7 @@ Piece = TypeVar("Piece", bound=Sized)  # What a file is read in.
 Replaced = TypeVar("Replaced")  # What is written of a piece.
 
 # Rows of a piece at most: large enough for speed, small enough for constant memory.
-MOST_ROWS = 1 << 20
+MAX_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,11 @@ _NOT_FINITE = "; every value must be a finite number, or missing with --missing 
 _ARRAY = 0  # for the values of an array
 _ROW_ORDER = 1  # for the order of rows
 # Rows are held in memory to be shuffled.
-MOST_SHUFFLED_BYTES = 1 << 30
-MOST_SHOWN = 10  # values that cannot be perturbed, in a message
-MOST_COUNTED = 1000  # such values; the search ends then
+MAX_SHUFFLED_BYTES = 1 << 30
+MAX_SHOWN = 10  # values that cannot be perturbed, in a message
+MAX_COUNTED = 1000  # such values; the search ends then
 _SEARCHED_ROWS = 1 << 8  # among which each of them is looked for
-HELD = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
+HELD = f"they are held in memory, at most {MAX_SHUFFLED_BYTES}"
 
 # What is done with the values of a column of a piece, which begins with a row of the file.
 Use = Callable[[np.ndarray, Bounds, int], np.ndarray]
@@ -134,7 +134,7 @@ def release_file(
                     size += source.size(done)
                 else:
                     write(done)
-            if size > MOST_SHUFFLED_BYTES:
+            if size > MAX_SHUFFLED_BYTES:
                 raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {HELD}")
             show()
             stop_if_asked()
@@ -268,7 +268,7 @@ def _row_error(source: Source, piece: Any, start: int, is_bad: np.ndarray, kind:
 def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
     """Return the values of a file that cannot be perturbed: the first ones of each column, and the count of each kind.
 
-    At most ``MOST_COUNTED`` are counted. A fault of the file itself, such as a row of too few cells, ends the search.
+    At most ``MAX_COUNTED`` are counted. A fault of the file itself, such as a row of too few cells, ends the search.
     ``start`` is the first row of a part of a file.
     """
     uses = {column.name: _use(spec, source, column, None, 0, None) for column in spec.columns}
@@ -276,10 +276,10 @@ def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
     with suppress(ValueError, OSError), closing(source.pieces(list(uses))) as pieces:
         for piece in pieces:
             values = (_bad_values(spec, source, column, piece, start, uses[column.name]) for column in spec.columns)
-            errors = [error for of_column in values for error in islice(of_column, MOST_COUNTED)]
+            errors = [error for of_column in values for error in islice(of_column, MAX_COUNTED)]
             counts.update(error.kind for error in errors)
-            first += sorted(errors, key=lambda error: error.row)[: MOST_SHOWN - len(first)]
-            if counts.total() >= MOST_COUNTED:
+            first += sorted(errors, key=lambda error: error.row)[: MAX_SHOWN - len(first)]
+            if counts.total() >= MAX_COUNTED:
                 return BadRows(counts, first, False)
             start += len(piece)
             stop_if_asked()
@@ -666,7 +666,7 @@ def plan(request: Request) -> FilePlan:
     check_target(path, sidecar_option or target, request.force)
     sidecar = sidecar_option or sidecar_path(target)
     ledger_account = request.account((path, target, sidecar))
-    if request.shuffle_rows and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
+    if request.shuffle_rows and (size := path.stat().st_size) > MAX_SHUFFLED_BYTES:
         raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {HELD}")
     source = converted(open_source(path, layout), written)
     spec = request.spec(source, layout, written)

@@ -40,7 +40,7 @@ from dpkernels.proven import proven
 
 # The parameters that a column may have; a weight is of a row's variance in the sum that ``--together`` makes small.
 PARAMETERS = tuple(QUERY_COLUMNS)
-MOST_ROWS = 1 << 21  # They are held in memory, and the sidecar has three numbers of each.
+MAX_ROWS = 1 << 21  # They are held in memory, and the sidecar has three numbers of each.
 _LEVELS = 8  # Of ratios of sensitivity to scale, for which there is a table each.
 _DELTA_MARGIN = 2.0**-14  # the share of epsilon that is left for the rounding of noise to integers, which delta pays
 _MAX_ATTEMPTS = 8  # to allocate a budget; each one aims at a lower epsilon than the one before
@@ -107,13 +107,13 @@ class QueryRequest:
                     values.setdefault(name, []).append(_numbers(source, piece, name, rows))
                 self._check_ranges(source, piece, {p: values[name][-1] for p, name in self.columns.items()}, rows)
                 rows += len(piece)
-                if rows > MOST_ROWS:
-                    raise ValueError(f"{source.path}: has more than {MOST_ROWS} rows, the most that are queries")
+                if rows > MAX_ROWS:
+                    raise ValueError(f"{source.path}: has more than {MAX_ROWS} rows, the most that are queries")
         rows = rows if names else source.count()
         if not rows:
             raise ValueError(f"{source.path}: is empty; there is no row to perturb")
-        if rows > MOST_ROWS:
-            raise ValueError(f"{source.path}: has {rows} rows; at most {MOST_ROWS} are queries")
+        if rows > MAX_ROWS:
+            raise ValueError(f"{source.path}: has {rows} rows; at most {MAX_ROWS} are queries")
         columns = {name: np.concatenate(parts) for name, parts in values.items()}
         for column in columns.values():
             column.setflags(write=False)

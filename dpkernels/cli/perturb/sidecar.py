@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FORMAT = 4  # The format of sidecars that are written.
 _READ = (3, FORMAT)  # In format 3, certificates held their integers themselves.
 CONFIDENCE = 0.95  # of the interval of a true value behind a released one
-MOST_DECIMALS = 15  # of reports that are rounded
+MAX_DECIMALS = 15  # of reports that are rounded
 
 
 @dataclass(frozen=True)

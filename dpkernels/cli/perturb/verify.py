@@ -34,7 +34,7 @@ from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.perturb.output import digest
 from dpkernels.cli.perturb.queries import ROUNDINGS, RowGrids, StatedQueries, is_same, is_same_batch, stated_queries
 from dpkernels.cli.perturb.sidecar import (
-    MOST_DECIMALS,
+    MAX_DECIMALS,
     RowOptions,
     StatedGuarantee,
     certificate_of,
@@ -220,8 +220,8 @@ def _check_file(
 
 def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
     decimals = form["decimals"]
-    if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
-        raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
+    if decimals is not None and not 0 <= integer("decimals", decimals) <= MAX_DECIMALS:
+        raise CertificateError(f"decimals: {decimals} must be from 0 to {MAX_DECIMALS}")
     row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
     start, coarse = 0, set[str]()
     names = [column.form["column"] for column in columns]

@@ -28,7 +28,7 @@ from dpkernels.estimation.counts import ReportError
 from dpkernels.exact import arithmetic
 from dpkernels.exact.categories import CategorySampler, category_sampler, stream_words
 from dpkernels.jax_on_use import Array
-from dpkernels.mechanisms.categorical.base import MOST_CATEGORIES, is_label
+from dpkernels.mechanisms.categorical.base import MAX_CATEGORIES, is_label
 from dpkernels.mechanisms.categorical.block_response import BlockResponse, best_blocks, block_response
 from dpkernels.mechanisms.categorical.galois import prime_power
 from dpkernels.mechanisms.categorical.prefixes import LONGER, SPLITS, PrefixPlan
@@ -42,7 +42,7 @@ _LEVEL_STREAM = 27  # of a key that is derived for nothing else
 _FIRST_PREFIXES = 1 << 12  # prefixes of the first level, at most
 _STEP_EXTENSIONS = 1 << 6  # extensions of a prefix on the next level, at most
 _MAX_CANDIDATES = 1 << 20  # candidates of a level that are compared, at most
-MOST_KEPT = 1 << 14  # prefixes of a level
+MAX_KEPT = 1 << 14  # prefixes of a level
 _ENTRIES = 1 << 22  # of products that are computed at once
 _FLOAT32_INTEGERS = 1 << 24  # float32 holds every whole number below this
 _TABULATED = 1 << 18  # different reports
@@ -135,7 +135,7 @@ class PrefixResponse(PrefixPlan):
         Raises:
             ValueError: reports are missing or impossible, or an argument is out of range.
         """
-        checks.integer_in("most", most, 1, MOST_KEPT)
+        checks.integer_in("most", most, 1, MAX_KEPT)
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         columns, people = self._columns(reports)
         search = PrefixSearch(self, most)
@@ -321,8 +321,8 @@ def prefix_response(
             raise ValueError(f"alphabet: {alphabet!r} must be Unicode characters, without NUL")
         base = len(alphabet) + 1
     else:
-        base = alphabet = checks.integer_in("alphabet", alphabet, 2, MOST_CATEGORIES)
-    if base**length > MOST_CATEGORIES:
+        base = alphabet = checks.integer_in("alphabet", alphabet, 2, MAX_CATEGORIES)
+    if base**length > MAX_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
     if lengths is None:
         first = max((at for at in range(1, length + 1) if base**at <= _FIRST_PREFIXES), default=1)

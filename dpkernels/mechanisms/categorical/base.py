@@ -24,7 +24,7 @@ from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.random.keys import simulation_key_of
 
 # Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
-MOST_CATEGORIES = 1 << 40
+MAX_CATEGORIES = 1 << 40
 _MAX_LABELS = 1 << 24  # categories with labels
 _MAX_CHANNEL = 1 << 22  # entries of a channel matrix
 
@@ -48,7 +48,7 @@ class Categorical(abc.ABC):
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
-        checks.integer_in("categories", self.categories, 2, MOST_CATEGORIES)
+        checks.integer_in("categories", self.categories, 2, MAX_CATEGORIES)
         if self.other is not None:
             checks.integer_in("other", self.other, 0, self.categories - 1)
         if self.labels is not None and len(self.labels) != self.categories:
@@ -185,7 +185,7 @@ def parse_categories(categories: object, other: object) -> tuple[int, Labels | N
     Without labels ``other`` is a code.
     """
     if isinstance(categories, int | np.integer) and not isinstance(categories, bool):
-        d = checks.integer_in("categories", categories, 2, MOST_CATEGORIES)
+        d = checks.integer_in("categories", categories, 2, MAX_CATEGORIES)
         return d, None, None if other is None else checks.integer_in("other", other, 0, d - 1)
     if isinstance(categories, str) or not isinstance(categories, Sequence | np.ndarray):
         raise TypeError(f"categories: {categories!r} must be a number of categories, or a list of their labels")

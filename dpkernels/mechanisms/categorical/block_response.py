@@ -35,7 +35,7 @@ from dpkernels.mechanisms.categorical.base import (
     response_log_prob,
     smallest_unsigned,
 )
-from dpkernels.mechanisms.categorical.galois import MOST_TABLE, field, is_field
+from dpkernels.mechanisms.categorical.galois import MAX_TABLE, field, is_field
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
@@ -143,7 +143,7 @@ class BlockResponse(Categorical):
     def host_blocks_of(self, directions: np.ndarray, x: np.ndarray) -> np.ndarray:
         """Return ``blocks_of`` for NumPy arrays of one shape, faster: several digits at a time, by tables."""
         g = self.blocks
-        if g > MOST_TABLE or self.directions > _MAX_TABULATED:
+        if g > MAX_TABLE or self.directions > _MAX_TABULATED:
             return np.asarray(self.blocks_of(directions, x))
         numbers, rows = field(g), _direction_chunks(g, self.digits)
         size, table = numbers.chunk
@@ -206,7 +206,7 @@ def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], boo
 
     # More blocks may leave fewer points that stand for no category, so the next ones are tried as well.
     found = fields(math.floor(best), -1, 3) + fields(math.floor(best) + 1, 1, 3)
-    found += fields(categories, 1, 1) if categories <= MOST_TABLE else []
+    found += fields(categories, 1, 1) if categories <= MAX_TABLE else []
     sizes = [g for g in found if g >= 2]
     return min(sizes, key=lambda g: float(BlockResponse(epsilon, categories, g).mean_squared_error()))
 

@@ -1,6 +1,6 @@
 """Arithmetic of finite fields GF(q), q = r^s for a prime r, on integers 0..q - 1 whose base-r digits are coefficients.
 
-Fields of primes compute modulo q. Other fields have tables, which limits them to ``MOST_TABLE`` elements.
+Fields of primes compute modulo q. Other fields have tables, which limits them to ``MAX_TABLE`` elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from dpkernels.numerics import Real, RealArray, namespace
 
-MOST_TABLE = 1 << 8  # A table of so many elements squared has 2^16 products.
+MAX_TABLE = 1 << 8  # A table of so many elements squared has 2^16 products.
 
 
 def prime_power(number: int) -> tuple[int, int] | None:
@@ -31,7 +31,7 @@ def prime_power(number: int) -> tuple[int, int] | None:
 def is_field(number: int) -> bool:
     """Return whether there is a field with this number of elements here: a prime, or a small power of one."""
     power = prime_power(number)
-    return power is not None and (power[1] == 1 or number <= MOST_TABLE)
+    return power is not None and (power[1] == 1 or number <= MAX_TABLE)
 
 
 @lru_cache(maxsize=64)
@@ -46,7 +46,7 @@ class Field:
     def __init__(self, q: int) -> None:
         power = prime_power(q)
         if power is None or not is_field(q):
-            raise ValueError(f"blocks: {q} is neither a prime nor a power of one up to {MOST_TABLE}")
+            raise ValueError(f"blocks: {q} is neither a prime nor a power of one up to {MAX_TABLE}")
         self.q, (self.r, self.s) = q, power
 
     def add(self, a: np.ndarray, b: np.ndarray) -> Any:
@@ -104,7 +104,7 @@ class Field:
         Entry (a, b) is the inner product of the digits of a and b. The field has at most 256 elements.
         """
         size, table = self.q, self.products
-        while size * self.q <= MOST_TABLE:
+        while size * self.q <= MAX_TABLE:
             low, high = np.arange(size * self.q) % self.q, np.arange(size * self.q) // self.q
             table = self.add(self.products[low[:, None], low], table[high[:, None], high])
             size *= self.q

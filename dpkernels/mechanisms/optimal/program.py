@@ -32,10 +32,10 @@ import numpy as np
 
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 SLACKS = (1e-6, 1e-5, 1e-4)
-_MIN_PROBABILITY = 1e-9  # A column whose probabilities are all below this is a solver's zero.
+_ZERO_TOLERANCE = 1e-9  # A column whose probabilities are all below this is a solver's zero.
 # The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
 # 64-bit integers can represent within the slack.
-LEAST = 2.0**-40
+MIN_PROBABILITY = 2.0**-40
 # Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
 _MAX_DIRECT_ROWS = 21
 _MAX_DIRECT_OUTPUTS = 81  # The same for outputs; half as many where the grid is halved.
@@ -78,12 +78,12 @@ def least_variance(
 def _table(grids: Grids) -> np.ndarray:
     """Return the sum of the program's profiles, and the least probability of every report that is used."""
     profiles, w, _, missing = _solve(grids, _MIN_GAIN)
-    if missing > _MIN_PROBABILITY:
+    if missing > _ZERO_TOLERANCE:
         raise ProgramError("the linear program has no solution; take more outputs or fewer points")
     p = np.zeros((grids.rows, len(grids.outputs)))
     np.add.at(p.T, profiles[:, 0], w[:, None] * grids.values(profiles, np.arange(grids.rows)))
     p = p + p[::-1, ::-1] if grids.symmetric else p
-    return np.where(p.max(axis=0) > _MIN_PROBABILITY, p + LEAST, 0.0)
+    return np.where(p.max(axis=0) > _ZERO_TOLERANCE, p + MIN_PROBABILITY, 0.0)
 
 
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -131,10 +131,10 @@ def _generate(
         w, objective, missing, prices = _master(grids, profiles, unit)
         solution = profiles[w > 0], w[w > 0], objective * unit**2, missing
         candidates, value = grids.best(*prices)
-        gained = missing <= _MIN_PROBABILITY and before - objective < gain * objective
+        gained = missing <= _ZERO_TOLERANCE and before - objective < gain * objective
         if gained or value.max() * w.sum() <= _MIN_REDUCED_COST * objective:
             break
-        before = objective if missing <= _MIN_PROBABILITY else math.inf
+        before = objective if missing <= _ZERO_TOLERANCE else math.inf
         profiles = grids.unique(np.concatenate([profiles, candidates[value > 1e-3 * value.max()]]))
     return solution
 

@@ -24,7 +24,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.cache_folder import folder
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
-from dpkernels.mechanisms.optimal.program import LEAST, SLACKS, ProgramError, least_variance
+from dpkernels.mechanisms.optimal.program import MIN_PROBABILITY, SLACKS, ProgramError, least_variance
 from dpkernels.numerics import Real, namespace
 from dpkernels.staging import staged
 
@@ -126,13 +126,13 @@ def _problem(
     objective: object,
 ) -> _Problem:
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
-    checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MOST_EPSILON)
+    checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MAX_EPSILON)
     checks.not_traced("epsilon, sensitivity", _DISCRETE, epsilon, sensitivity)
     if sensitivity is not None or not isinstance(objective, str):
         checks.not_traced("lower, upper", _DISCRETE, lower, upper)
     ratio, histogram = 1.0, None
     if sensitivity is not None:
-        largest_ratio = most_ratio(epsilon) if points is None else MOST_RATIO
+        largest_ratio = most_ratio(epsilon) if points is None else MAX_RATIO
         ratio = _interval_ratio(lower, upper, sensitivity, largest_ratio)
     if isinstance(objective, str):
         checks.one_of("objective", objective, ("worst",))
@@ -247,7 +247,7 @@ def _is_sound(stored: Arrays, problem: _Problem) -> bool:
             return False
         # Corrections of its rows leave a solution half of the unused share of e^eps, and of the least probability.
         largest = math.exp(problem.epsilon) * (1 - 0.4 * SLACKS[0] * min(1.0, problem.epsilon))
-        if not (np.all(np.isfinite(p)) and np.all(p > LEAST / 2)):
+        if not (np.all(np.isfinite(p)) and np.all(p > MIN_PROBABILITY / 2)):
             return False
         off = max(np.abs(p.sum(axis=1) - 1).max(), np.abs(p @ (apart * places) - problem.rows.inputs).max())
         return bool(off < _ROUNDING and largest_ratio(p, problem.rows.row_distance) <= largest)
@@ -258,8 +258,8 @@ def _is_sound(stored: Arrays, problem: _Problem) -> bool:
 # Grids: inputs, distance of neighbours in rows, outputs, expected inputs. Lengths are in half widths of the input
 # interval, from its middle: inputs are in [-1, 1].
 
-MOST_EPSILON = 12.0  # Programs of larger budgets exceed the limits below.
-MOST_RATIO = 16.0  # Of the width over the sensitivity; programs of larger ratios exceed the limits below.
+MAX_EPSILON = 12.0  # Programs of larger budgets exceed the limits below.
+MAX_RATIO = 16.0  # Of the width over the sensitivity; programs of larger ratios exceed the limits below.
 _MAX_WEIGHTS = 1 << 21  # Probabilities of a table.
 _MAX_POINTS = 1401  # Rows of a table.
 _MAX_OUTPUTS = 2049  # Outputs of a table.
@@ -309,12 +309,12 @@ def _sensitivity_steps(epsilon: float, ratio: float) -> float:
 def most_ratio(epsilon: float) -> float:
     """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget."""
     # Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
-    return min(MOST_RATIO, max(5.0, 8 / epsilon), _MAX_NEEDED / _sensitivity_steps(epsilon, MOST_RATIO))
+    return min(MAX_RATIO, max(5.0, 8 / epsilon), _MAX_NEEDED / _sensitivity_steps(epsilon, MAX_RATIO))
 
 
 def covers(epsilon: float, ratio: float = 1.0) -> bool:
     """Return whether there are grids for a budget and a ratio."""
-    return epsilon <= MOST_EPSILON and ratio <= most_ratio(epsilon)
+    return epsilon <= MAX_EPSILON and ratio <= most_ratio(epsilon)
 
 
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:

@@ -294,7 +294,7 @@ def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.Monk
 
 def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
+    monkeypatch.setattr("dpkernels.cli.perturb.plan.MAX_SHUFFLED_BYTES", len(GOOD_CSV))
     done = run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET, "--shuffle-rows")
     assert_refused(done, 1, "--shuffle-rows: the rows take more than", STAYS)
     assert standing() == [1]

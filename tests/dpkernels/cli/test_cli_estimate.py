@@ -166,7 +166,7 @@ def test_a_picture_of_every_group(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     done = run("estimate", "out.csv", "--by", "plan", "--histogram", "4", "--plot", "out.png")
     assert done.code == 0, done.err
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("dpkernels.cli.estimate.MOST_PANELS", 2)
+    monkeypatch.setattr("dpkernels.cli.estimate.MAX_PANELS", 2)
     assert_refused(run("estimate", "out.csv", "--by", "plan", "--plot", "more.png"), 2, "--plot: 3 groups; at most 2")
 
 

@@ -270,7 +270,7 @@ def test_shuffled_lines_do_not_show_their_place(run: Run) -> None:
 def test_what_cannot_be_held_is_not_shuffled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(Path("in.csv"), ages(100))
     for limit, code in ((1000, 2), (source.stat().st_size, 1)):
-        monkeypatch.setattr(plan, "MOST_SHUFFLED_BYTES", limit)
+        monkeypatch.setattr(plan, "MAX_SHUFFLED_BYTES", limit)
         refused = run("perturb", source, "out.csv", *COLUMN, *AGE, "--shuffle-rows")
         assert_refused(refused, code, "--shuffle-rows", "held in memory")
     assert_nothing_but("in.csv")

@@ -127,7 +127,7 @@ def test_noise_too_large_for_integers_is_one_report_for_all_inputs(monkeypatch):
     table = small_table()
     form, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
     monkeypatch.setattr(noise_module, "EDGE", 1000)
-    monkeypatch.setattr(noise_module, "FARTHEST", 1900)
+    monkeypatch.setattr(noise_module, "MAX_TAIL_CODE", 1900)
     x = np.array([-900.0, 0.0, 900.0])
     kernel = table.kernel()(WORDS16)
     in_tail = np.full(3, WORDS16[kernel == table.first - 1][0])

@@ -287,7 +287,7 @@ def test_dangerous_files_are_refused(change, tmp_path):
 
 
 def test_a_file_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpkernels.bounded_json.MOST_BYTES", 1000)
+    monkeypatch.setattr("dpkernels.bounded_json.MAX_BYTES", 1000)
     path = tmp_path / "out.csv.json"
     path.write_text(json.dumps(RECORDED["sidecar"]))
     with pytest.raises(ValueError, match="file: has more than 1000 bytes"):

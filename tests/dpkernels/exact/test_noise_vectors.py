@@ -16,7 +16,7 @@ from noise_tables import plain_table
 import dpkernels as dpk
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.gaussian_cells import FAR, FIXED_BITS, cell_masses, ndtr_bounds
+from dpkernels.exact.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
 from dpkernels.exact.noise import NoiseTable
 from dpkernels.exact.noise_certificate import VectorClaim, VectorNoiseCertificate, certify_vector, gaussian_distance
 from dpkernels.exact.noise_construction import STRETCHES, density_table, noise_table
@@ -263,8 +263,8 @@ def test_coarse_gaussian_tables_are_refused(parts):
 @pytest.mark.parametrize("part", range(3))
 def test_ndtr_is_enclosed(part):
     xs = {
-        0: [Fraction(float(x)) for x in RNG.uniform(-FAR, FAR, 60)],
-        1: [Fraction(0), Fraction(FAR), Fraction(-FAR), Fraction(1, 10**30), Fraction(1, 3)],
+        0: [Fraction(float(x)) for x in RNG.uniform(-MAX_DEVIATIONS, MAX_DEVIATIONS, 60)],
+        1: [Fraction(0), Fraction(MAX_DEVIATIONS), Fraction(-MAX_DEVIATIONS), Fraction(1, 10**30), Fraction(1, 3)],
         2: [Fraction(15), Fraction(-15), Fraction(40), Fraction(-200), Fraction(14) + Fraction(1, 10**9)],
     }[part]
     with mpmath.workdps(80):
@@ -277,7 +277,7 @@ def test_ndtr_is_enclosed(part):
 
 @pytest.mark.parametrize("sigma", [Fraction(32), Fraction(321, 10), Fraction(12345, 67), Fraction(5000)])
 def test_cell_masses_are_enclosed(sigma):
-    count = int(FAR * sigma) if sigma < 200 else 3000
+    count = int(MAX_DEVIATIONS * sigma) if sigma < 200 else 3000
     masses, error = cell_masses(sigma, count)
     some = sorted({0, 1, count - 1, *RNG.integers(0, count, 60).tolist()})
     with mpmath.workdps(60):
@@ -296,7 +296,7 @@ def test_cell_masses_are_enclosed(sigma):
 def test_the_distance_from_the_normal_law_is_bounded_from_above():
     """Of weights that are above the law just where the computed masses are, so that their errors all add up."""
     sigma = Fraction(32)
-    far = int(FAR * sigma) - 1
+    far = int(MAX_DEVIATIONS * sigma) - 1
     masses, _ = cell_masses(sigma, far + 1)
     with mpmath.workdps(80):
         edges = [mpmath.ncdf((-j - mpmath.mpf(1) / 2) / 32) for j in range(-1, far + 1)]

@@ -30,7 +30,7 @@ LENGTHS = np.exp(RANDOM.uniform(-9, 9, 60))
 
 @pytest.fixture(autouse=True)
 def few_own_tables(monkeypatch):
-    monkeypatch.setattr(batches, "MOST_TABLES", 20)
+    monkeypatch.setattr(batches, "MAX_TABLES", 20)
 
 
 def many(epsilon=EPSILON, lengths=LENGTHS):

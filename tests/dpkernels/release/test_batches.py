@@ -391,7 +391,7 @@ def test_a_batch_has_no_missing_values_and_no_devices():
 
 
 def test_too_many_tables_are_refused(monkeypatch):
-    monkeypatch.setattr(batches, "MOST_TABLES", 3)
+    monkeypatch.setattr(batches, "MAX_TABLES", 3)
     with pytest.raises(CertificateError, match="over 3 kinds of entries"):
         dpk.exact_sampler(dpk.duchi(epsilon=np.linspace(1, 2, 4), lower=0.0, upper=1.0))
 

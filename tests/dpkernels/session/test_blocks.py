@@ -20,7 +20,7 @@ import pytest
 import accountants
 import dpkernels as dpk
 from dpkernels.session import DataWarning, Session, blocks
-from dpkernels.session.blocks import MOST_ROWS, opened
+from dpkernels.session.blocks import MAX_ROWS, opened
 from dpkernels.session.delimited import DelimitedLines
 from dpkernels.session.distinct import DistinctWords, Places
 from dpkernels.session.run import Run
@@ -126,7 +126,7 @@ def test_lists_that_are_no_table_are_refused(data, match):
 
 
 def test_too_many_rows_are_refused_when_the_data_is_opened(monkeypatch, paths):
-    monkeypatch.setattr(blocks, "MOST_ROWS", 499)
+    monkeypatch.setattr(blocks, "MAX_ROWS", 499)
     for data in (PEOPLE, TABLE, [parts()[0].slice(0, 300)] * 2, paths / "0.csv", paths / "0.parquet"):
         with pytest.raises(ValueError, match="more than 499 rows"):
             opened(data)
@@ -137,7 +137,7 @@ def test_lines_are_counted_where_the_size_of_a_file_does_not_bound_them(tmp_path
     path = tmp_path / "p.csv"
     path.write_text("a,b\n" + "10,200\n" * 50)
     lines = DelimitedLines([path], ",")
-    assert 50 < lines.most_rows(MOST_ROWS) <= 200
+    assert 50 < lines.most_rows(MAX_ROWS) <= 200
     assert 50 <= lines.most_rows(100) <= 52
     assert 50 <= lines.most_rows(10) <= 52
 
