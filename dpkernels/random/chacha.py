@@ -28,8 +28,8 @@ _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
-# Of a tile: 256 KB of states for each core, which share the work on a tile.
-_TILE = 4096 * min(os.cpu_count() or 1, 16)
+# Of a tile: 128 KB of states for each core, which share the work on a tile.
+_TILE = 2048 * min(os.cpu_count() or 1, 16)
 _BLOCKS = 128  # Of a program of a GPU's grid, one a thread.
 _MAX_BLOCKS = 1 << 26  # A GPU's kernel counts words in 32 signed bits, so longer streams are made by several.
 
@@ -76,7 +76,7 @@ def blocks_at(key: Array, places: Array) -> Array:
     constants = varying_like(jnp.asarray(_CONSTANTS), key)
     fixed = (jnp.broadcast_to(words[:, None], places.shape) for words in (constants, key[:4], key[4:]))
     start = (*fixed, varying_like(places, key))
-    end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
+    end = lax.fori_loop(0, 10, lambda _, state: _round(_round(state)), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
 
 
@@ -87,11 +87,15 @@ def varying_like(value: Array, *others: Array) -> Array:
     return lax.pcast(value, tuple(missing), to="varying") if missing else value
 
 
-def _double_round(state: tuple[Array, ...]) -> tuple[Array, ...]:
-    a, b, c, d = state
-    a, b, c, d = _quarter_round(a, b, c, d)
-    a, b, c, d = _quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
-    return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
+def _round(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Apply a round to the columns, and put the words of row r in the order r - i of columns i, modulo 4.
+
+    Diagonals are columns in that order, and the order of that order is the first one. Both rounds have the same code,
+    because XLA then makes one pass over memory of each row: the usual rotations by r and -r take up to twice as long.
+    """
+    return tuple(
+        jnp.concatenate([row[(r - i) % 4 :][:1] for i in range(4)]) for r, row in enumerate(_quarter_round(*state))
+    )
 
 
 def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int, turn: int = 0) -> Array:

@@ -22,9 +22,11 @@ from dpkernels.release.process import own_settings
 from dpkernels.release.traced import with_keys_of_their_own
 
 # Values that are completed together if one of them is open; a multiple of those of a block.
-_ROW = 256
+_ROW = 64
+# So many rows are completed at a time, because every call of ChaCha20 takes some time of its own.
+_TOGETHER = 16
 # Up to so many values all words are drawn: that takes less time than to find those that matter.
-_MAX_WHOLLY_DRAWN = 1 << 12
+_MAX_WHOLLY_DRAWN = 1 << 9
 
 
 def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
@@ -73,35 +75,38 @@ def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Any:
     """Return the codes of so many values, int32, with lower halves for rows that have an open one alone."""
     rows = -(-count // _ROW)
     if count <= _MAX_WHOLLY_DRAWN:
-        return _codes_of_rows(noise, key, 0, rows * _ROW)[:count]
+        return _codes_of_rows(noise, key, jax.lax.iota(jnp.uint32, rows))[:count]
     upper = stream_words(key, UPPER_HALF_STREAM, (0, 0), rows * _ROW, 32)
     codes, is_open = noise.first(upper)
     has_open = is_open.reshape(rows, _ROW).any(1)
-    (numbers,) = jnp.nonzero(has_open, size=rows, fill_value=0)
+    # The last ones of them are followed by row 0, whose codes stay what they are.
+    (numbers,) = jnp.nonzero(has_open, size=rows + _TOGETHER, fill_value=0)
+    upper = upper.reshape(rows, _ROW)
 
     def complete(i: Array, codes: Array) -> Array:
-        first = numbers[i] * _ROW
-        own = _codes_of_rows(
-            noise, key, first.astype(jnp.uint32), _ROW, jax.lax.dynamic_slice(upper, (first,), (_ROW,))
-        )
-        return jax.lax.dynamic_update_slice(codes, own, (first,))
+        own = jax.lax.dynamic_slice(numbers, (i * _TOGETHER,), (_TOGETHER,))
+        completed = _codes_of_rows(noise, key, own.astype(jnp.uint32), upper[own].reshape(-1))
+        return codes.at[own].set(completed.reshape(_TOGETHER, _ROW))
 
-    return jax.lax.fori_loop(0, has_open.sum(dtype=jnp.int32), complete, codes)[:count]
+    turns = -(-has_open.sum(dtype=jnp.int32) // _TOGETHER)
+    return jax.lax.fori_loop(0, turns, complete, codes.reshape(rows, _ROW)).reshape(-1)[:count]
 
 
-def _codes_of_rows(noise: HalvedNoise, key: Array, first: Any, count: int, upper: Array | None = None) -> Any:
-    """Return the codes of whole rows from a first value on, int32, from all of their words."""
+def _codes_of_rows(noise: HalvedNoise, key: Array, numbers: Array, upper: Array | None = None) -> Any:
+    """Return the codes of whole rows with these numbers, int32, from all of their words."""
+    count = len(numbers) * _ROW
     streams = [(LOWER_HALF_STREAM, 16, 0), (NOISE_STREAM, 8, 1), (UPPER_HALF_STREAM, 16, 0)]
-    # All streams together, because every program of ChaCha20 takes a second to compile.
-    places = [_places(first, count, *stream) for stream in streams[: 3 if upper is None else 2]]
+    # All streams together, because every program of ChaCha20 takes half a second to compile.
+    places = [_places(numbers, *stream) for stream in streams[: 3 if upper is None else 2]]
     words = blocks_at(key, jnp.concatenate(places, axis=1)).reshape(-1)
     pairs = words[count : 3 * count].reshape(-1, 2).astype(jnp.uint64)
     codes = noise.whole(words[3 * count :] if upper is None else upper, words[:count])
     return noise.completed(codes, pairs[:, 0] | pairs[:, 1] << np.uint64(32))
 
 
-def _places(first: int, count: int, stream: int, in_block: int, turn: int) -> Array:
-    """Return the places of the blocks of so many values of a stream, of which a block has some, from a first one on."""
-    numbers = jnp.asarray(first, jnp.uint32) // np.uint32(in_block) + jax.lax.iota(jnp.uint32, count // in_block)
-    others = (jnp.full_like(numbers, word) for word in (0, stream, turn))
-    return jnp.stack([numbers, *others])
+def _places(numbers: Array, stream: int, in_block: int, turn: int) -> Array:
+    """Return the places of the blocks of rows of a stream, of which a block has so many words."""
+    blocks = _ROW // in_block
+    places = (numbers[:, None] * np.uint32(blocks) + jax.lax.iota(jnp.uint32, blocks)).reshape(-1)
+    others = (jnp.full_like(places, word) for word in (0, stream, turn))
+    return jnp.stack([places, *others])
