@@ -335,3 +335,12 @@ def log_or_never(probability: Real) -> Real:
     xp = namespace(probability)
     possible = probability > 0
     return xp.where(possible, xp.log(xp.where(possible, probability, 1.0)), -xp.inf)
+
+
+def convolution(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the convolution of two real vectors by FFT, as ``scipy.signal.fftconvolve``, whose import takes 0.5 s."""
+    from scipy import fft
+
+    size = len(a) + len(b) - 1
+    n = fft.next_fast_len(size, real=True)
+    return fft.irfft(fft.rfft(a, n) * fft.rfft(b, n), n)[:size]

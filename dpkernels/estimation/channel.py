@@ -34,6 +34,7 @@ from dpkernels.exact.registry import (
 from dpkernels.exact.rows import RowCertificate, RowTable
 from dpkernels.exact.sampler import ExactSampler, report_kernel
 from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate, WindowTable
+from dpkernels.numerics import convolution
 
 Squares = tuple[np.ndarray, float]
 Table = WindowTable | RowTable
@@ -281,9 +282,7 @@ class NoiseChannel(Channel):
         shifts = self._points - self.table.codes
         positions = np.unique(np.linspace(0, shifts, min(shifts, _MAX_SHIFTS) + 1).astype(int))
         if self._is_merged and shifts > _MAX_SHIFTS:
-            from scipy import signal  # Imported on use: it takes 0.5 s.
-
-            positions, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
+            positions, means = np.arange(shifts + 1), convolution(weights, noise[::-1])[len(noise) - 1 : len(weights)]
         else:
             means = np.array([noise @ weights[i : i + self.table.codes] for i in positions])
         return (self._first - self.table.first + positions) * float(self.table.bin_width), means

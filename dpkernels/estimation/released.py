@@ -38,7 +38,7 @@ from dpkernels.estimation.intervals import plain, with_interval
 from dpkernels.exact.noise import ExactNoise, NoiseTable
 from dpkernels.exact.noise_certificate import AdditiveCertificate
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, convolution
 
 _WORD = 1 << 32  # One more than the largest word of 32 bits, which rounds a value to the grid.
 # If true values are known to be multiples of a step, interval ends within this share of a step are rounded outwards.
@@ -165,7 +165,7 @@ class _Release:
     rounding: float  # a bound on the distance of the number from the exact multiple of the cell
     lattice: float | None  # a number of which the true value is a multiple
 
-    @property
+    @cached_property
     def input_rounding(self) -> float:
         """Return the largest distance of a position from the true value, caused by input rounding."""
         cell = self.table.bin_width
@@ -492,9 +492,7 @@ class GridNoise:
     def __add__(self, other: GridNoise) -> GridNoise:
         step = max(min(self.step, other.step), (self.width + other.width) / _MAX_POINTS)
         a, b = self.on_grid(step), other.on_grid(step)
-        from scipy import signal  # Imported on use: it takes 0.5 s.
-
-        p = np.maximum(signal.fftconvolve(a.p, b.p), 0.0)
+        p = np.maximum(convolution(a.p, b.p), 0.0)
         # Every entry of a convolution by FFT is right to a few roundings of |a| |b| for each of log2 n steps.
         error = 16 * math.log2(2 * len(p)) * np.finfo(float).eps * float(np.linalg.norm(a.p) * np.linalg.norm(b.p))
         below, above = np.cumsum(p), np.cumsum(p[::-1])

@@ -135,7 +135,7 @@ class NoiseTable:
         weights[-remainder.first] -= np.uint64(remainder.rest)
         return replace(self, weights=weights, first=remainder.first, remainder=None)
 
-    @property
+    @cached_property
     def bin_width(self) -> Fraction:
         """Return h, data units between neighbouring reports."""
         return self.points_per_bin * Fraction(2) ** self.grid_log2

@@ -25,6 +25,7 @@ from dpkernels.session.cells import as_array
 from dpkernels.session.delimited import DelimitedLines
 
 BLOCK = 1 << 18  # rows that are read at once; sums of up to 2^20 are exact in float64
+PIECE = 1 << 15  # rows that are computed at once: arrays that stay in a cache and need no new pages
 MAX_ROWS = 1 << 29  # so that 64-bit integers hold every sum
 SMALL_FILES = 1 << 28  # bytes of files that are read once more for a warning
 _ENDINGS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
@@ -43,6 +44,12 @@ class Block:
 
     def __getitem__(self, name: Any) -> np.ndarray:
         return self.columns[name]
+
+    def pieces(self, rows: int) -> Iterator[Block]:
+        """Yield so many rows after the other."""
+        for start in range(0, self.rows, rows):
+            stop = min(start + rows, self.rows)
+            yield Block({name: array[start:stop] for name, array in self.columns.items()}, stop - start)
 
     def filtered(self, keep: np.ndarray) -> Block:
         """Return the rows for which ``keep`` is true."""

@@ -116,9 +116,14 @@ def _text(cell: Any) -> str:
 
 
 def numbers(array: np.ndarray) -> np.ndarray:
-    """Return cells as float64: NaN for those that are missing or no number; infinities stay, bounds clip them."""
+    """Return cells as float64: NaN for those that are missing or no number; infinities stay, bounds clip them.
+
+    An array that is float64 is returned itself.
+    """
     with np.errstate(over="ignore"):  # of a wider float, which becomes infinite
-        return array.astype(np.float64) if array.dtype.kind in "biuf" else _by_cell(array, _number, np.float64)
+        return (
+            array.astype(np.float64, copy=False) if array.dtype.kind in "biuf" else _by_cell(array, _number, np.float64)
+        )
 
 
 class Keys:

@@ -188,6 +188,8 @@ def _claims(parts: Sequence[Mapping[str, Any]], certificates: Mapping[str, Any])
 
 def _claim(part: Mapping[str, Any], certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     """Return epsilon and delta of a part, which must be those of its certificate."""
+    if unknown := part.keys() - {*_PARTS, "certificate"}:  # such as a certificate whose name was altered
+        raise ValueError(f"{part['label']}: has an unknown field {sorted(unknown)[0]!r}")
     claim = rational(part["epsilon"]), rational(part["delta"])
     if min(claim) < 0 or integer("reports", part["reports"]) < 1:
         raise CertificateError(f"{part['label']}: claims less than nothing, or for {part['reports']} reports")

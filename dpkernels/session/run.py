@@ -18,7 +18,7 @@ from dpkernels.exact.choice import exponential_item
 from dpkernels.exact.noise import ExactNoise
 from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
 from dpkernels.numerics import RealArray
-from dpkernels.session.blocks import Block
+from dpkernels.session.blocks import PIECE, Block
 from dpkernels.session.cells import Keys, keys_of
 from dpkernels.session.distinct import HALF, LOW_HALF, DistinctWords, Places
 from dpkernels.session.sums import Lattice, NoisySums, add_rows, rounded_down, sampler_of
@@ -177,7 +177,8 @@ def _block_sums(
 ) -> RealArray:
     """Return the sums of a block; persons are not used."""
     sums = np.zeros(shape, np.int64)
-    add_rows(sums, *rows_of(block))
+    for piece in block.pieces(max(PIECE, 4 * len(sums))):
+        add_rows(sums, *rows_of(piece))
     return sums
 
 
@@ -185,8 +186,11 @@ def _block_places(
     function: Callable[[Block], tuple[np.ndarray, np.ndarray]], block: Block, persons: RealArray | None
 ) -> tuple[RealArray, RealArray]:
     """Return the distinct words of a block's groups and places, and their counts."""
-    codes, places = function(block)
-    return np.unique(codes.astype(np.uint64) << HALF | places.astype(np.uint64), return_counts=True)
+    words = []
+    for piece in block.pieces(PIECE):
+        codes, places = function(piece)
+        words.append(codes.astype(np.uint64) << HALF | places.astype(np.uint64))
+    return np.unique(np.concatenate([np.zeros(0, np.uint64), *words]), return_counts=True)
 
 
 def _block_keys(

@@ -23,9 +23,7 @@ from jax import Array
 
 import accountants
 import dpkernels as dpk
-from accountants import tune
 from accountants.charges import composed_epsilon
-from accountants.tune.allocate import OBJECTIVES
 from dpkernels import checks
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
 from dpkernels.budgets.ledger import Ledger
@@ -259,7 +257,6 @@ class Session:
 
         Only their proportions are used: the budget is met by the integers that are released, see ``divided``.
         """
-        checks.one_of("objective", objective, OBJECTIVES)
         if len(widths) != len(statistics):
             raise ValueError(f"widths: has {len(widths)} numbers for {len(statistics)} statistics")
         checks.positive("widths", np.asarray(widths, float))
@@ -273,7 +270,10 @@ class Session:
                 raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")
             lengths = np.maximum(lengths, products)  # One that ends at the bounds of the values needs no less.
             queries = dpk.Additive(dpk.Laplace(np.ones(len(lengths))), lengths / np.asarray(widths, float))
-            epsilons = np.asarray(tune.allocate(queries, epsilon=1.0, objective=objective).mechanism.epsilon) * epsilon
+            epsilons = (
+                np.asarray(accountants.tune.allocate(queries, epsilon=1.0, objective=objective).mechanism.epsilon)
+                * epsilon
+            )
         return epsilons.tolist()
 
     def check(self, statistic: Statistic, *, epsilon: Amount = 1.0, delta: Amount = 1e-6) -> None:

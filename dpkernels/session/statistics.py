@@ -27,7 +27,7 @@ from dpkernels.session.quantiles import quantile_points, zoom_edges
 from dpkernels.session.ratios import Ratio
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run, key_sampler
-from dpkernels.session.sums import Lattice, NoisySums, partition, rounded_down, sampler_of
+from dpkernels.session.sums import UNIT, Lattice, NoisySums, partition, rounded_down, sampler_of
 
 FOUND = "found"  # in place of keys, which are then found privately
 PRIVATE = "private"  # in place of bounds, which are then found privately
@@ -35,6 +35,7 @@ _PRELIMINARY_DIVISOR = 4  # keys that are found, and private bounds, get this pa
 _MIN_KEY_EPSILON = 0.011  # of the noise of a key
 _MAX_GROUPS = 1 << 20  # of a statistic
 _QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
+_FEW_EDGES = 64  # of a histogram
 _MAX_POINTS = 1 << 32  # steps of a quantile's lattice: places are words of 32 bits
 
 
@@ -210,8 +211,8 @@ class Statistic(abc.ABC):
         sums = run.sums(self.names, shape, lambda block: self.rows_of(block, groups.codes(block)))
         return run.noisy(sums, lattice, epsilon, self.title)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the cells of rows, -1 for none, and their integer weights of shape (rows, k), or None for ones."""
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
+        """Return the cells of rows, -1 for none, and their k integer weights, or None for ones."""
         return codes, None
 
     def _noise_width(self, person_rows: int, epsilon: float, confidence: float = 0.95) -> float:
@@ -230,10 +231,12 @@ def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
 
 def scaled(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
     """Return values on [0, 1], 0 for those that are missing, and which are missing."""
-    values = numbers(cells)
-    missing = np.isnan(values)
-    clipped = np.clip(np.where(missing, lower, values), lower, upper)
-    return np.clip((clipped - lower) / (upper - lower), 0.0, 1.0), missing
+    t = np.clip(numbers(cells), lower, upper)
+    missing = np.isnan(t)
+    t[missing] = lower
+    t -= lower
+    t /= upper - lower
+    return np.clip(t, 0.0, 1.0, out=t), missing
 
 
 def _plain(value: Any) -> Any:
@@ -311,10 +314,15 @@ class Histogram(Count):
         index = groups.index(self.cells) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
         return _of_counts(self.title, noisy, index, run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
         values, edges = numbers(block[self.column]), np.asarray(self.edges, float)
-        bins = np.where(values == edges[-1], len(edges) - 2, np.searchsorted(edges, values, side="right") - 1)
-        inside = (values >= edges[0]) & (values <= edges[-1]) & (codes >= 0)
+        if len(edges) <= _FEW_EDGES:  # Comparisons are faster than searches.
+            bins = np.full(len(values), -1, np.int64)
+            for edge in edges[:-1]:
+                bins += values >= edge
+        else:
+            bins = np.searchsorted(edges[:-1], values, side="right") - 1
+        inside = (bins >= 0) & (values <= edges[-1]) & (codes >= 0)
         return np.where(inside, codes * self.cells + bins, -1), None
 
 
@@ -382,12 +390,15 @@ class Sum(_OfColumn):
         known = 0.0 if lower >= 0 else -np.inf, 0.0 if upper <= 0 else np.inf
         return Result(self.title, groups.index(), noisy.sums.reshape(-1) * size, bounds, known, run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
         lower, upper = self._ends
-        values = numbers(block[self.column])
-        missing = np.isnan(values)
-        shares = np.clip(np.clip(np.where(missing, 0.0, values), lower, upper) / self._size, -1.0, 1.0)
-        return np.where(missing, -1, codes), np.rint(shares * 2.0**32).astype(np.int64)[:, None]
+        shares = np.clip(numbers(block[self.column]), lower, upper)
+        missing = np.isnan(shares)
+        shares[missing] = 0.0
+        shares /= self._size
+        shares = np.clip(shares, -1.0, 1.0, out=shares)
+        shares *= UNIT
+        return np.where(missing, -1, codes), [np.rint(shares, out=shares)]
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
         return self._noise_width(person_rows, epsilon) * self._size
@@ -447,7 +458,7 @@ class Mean(_OfColumn):
         values = start + unit * self.ratio.value(noisy)
         return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
         t, missing = scaled(block[self.column], *self._ends)
         return np.where(missing, -1, codes), partition(self._basis(t))
 
@@ -541,7 +552,7 @@ class Regression(Statistic):
             self.title, index, columns([ratio.value(noisy) for ratio in ratios]), bounds, _kind=run.table.kind
         )
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
         (y, no_y), (x, no_x) = (
             scaled(block[name], *ends) for name, ends in zip((self.y, self.x), self._ends, strict=True)
         )

@@ -11,7 +11,7 @@ second is the rounded total less the first. Every further weight of a group adds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -37,24 +37,29 @@ def rounded_down(number: Fraction) -> float:
     return float(Fraction(math.floor(number * Fraction(10) ** digits)) / Fraction(10) ** digits)
 
 
-def partition(weights: Iterable[np.ndarray]) -> np.ndarray:
-    """Return (rows, k) integers of at least 0 that add up to 2^32 in every row, from k weights that add up to 1."""
-    *first, last = [np.rint(np.clip(weight, 0.0, 1.0) * UNIT).astype(np.int64) for weight in weights]
-    left = np.full(last.shape, UNIT, np.int64)
-    columns = []
-    for column in first:
-        columns.append(np.minimum(column, left))
-        left = left - columns[-1]
-    return np.stack([*columns, left], 1)
+def partition(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return integers, in arrays of floats, that add up to 2^32 in every row, from k weights that add up to 1."""
+    left, columns = np.full(len(weights[0]), float(UNIT)), []
+    for weight in weights[:-1]:
+        column = np.clip(weight, 0.0, 1.0)
+        column *= UNIT
+        columns.append(np.minimum(np.rint(column, out=column), left, out=column))
+        left -= column
+    return [*columns, left]
 
 
-def add_rows(sums: np.ndarray, codes: np.ndarray, weights: np.ndarray | None) -> None:
+def add_rows(sums: np.ndarray, codes: np.ndarray, weights: Sequence[np.ndarray] | None) -> None:
     """Add rows to sums of shape (groups, k): row i to group codes[i], or to none if that is -1."""
     present = codes >= 0
+    if not present.all():
+        codes, weights = codes[present], None if weights is None else [column[present] for column in weights]
     for j in range(sums.shape[1]):
         # Of up to 2^20 rows of at most 2^32 each: every partial sum is an integer that float64 holds.
-        column = None if weights is None else weights[present, j].astype(np.float64)
-        sums[:, j] += np.bincount(codes[present], column, minlength=len(sums)).astype(np.int64)
+        column = None if weights is None else weights[j]
+        if len(sums) > 1:
+            sums[:, j] += np.bincount(codes, column, minlength=len(sums)).astype(np.int64)
+        else:
+            sums[0, j] += len(codes) if column is None else int(column.sum())
 
 
 @dataclass(frozen=True)

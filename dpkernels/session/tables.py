@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpkernels.session.blocks import Block, Source, changed, opened
+from dpkernels.session.blocks import PIECE, Block, Source, changed, opened
 from dpkernels.session.cells import joined_hashes, numbers, person_words
 
 _SHARE_ROWS = 1 << 20  # rows that are sorted at once, about
@@ -114,9 +114,11 @@ def _of_counted(function: Callable[..., Any], block: Block, counted: np.ndarray,
 
 
 def _extremes(column: str, block: Block) -> tuple[float, float]:
-    values = numbers(block[column])
-    values = values[~np.isnan(values)]
-    return float(values.min(initial=math.inf)), float(values.max(initial=-math.inf))
+    low, high = math.inf, -math.inf
+    for piece in block.pieces(PIECE):
+        values = numbers(piece[column])
+        low, high = min(low, float(np.fmin.reduce(values))), max(high, float(np.fmax.reduce(values)))
+    return low, high
 
 
 def _hashes(block: Block, person: str, names: Sequence[str], secret: bytes, part: tuple[int, int]) -> Hashes:

@@ -642,6 +642,7 @@ def test_a_saved_session_is_verified(tmp_path):
         lambda f: f.update(spent=["1", "0"]),
         lambda f: f.update(spent=[f["spent"][0], "0"]),
         lambda f: f["releases"][0]["parts"][0].update(certificate="0" * 64),
+        lambda f: f["releases"][0]["parts"][0].update(certifikate=f["releases"][0]["parts"][0].pop("certificate")),
         lambda f: next(iter(f["certificates"].values())).update(epsilon=0.01),
         lambda f: f["integers"].popitem(),
         lambda f: next(iter(f["integers"].values())).update(order=0),

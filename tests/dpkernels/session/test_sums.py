@@ -40,7 +40,7 @@ def test_tails_are_bounded_from_above(sensitivity, epsilon, coefficients):
 def test_a_ratio_of_sums_without_noise_is_the_statistic(ratio):
     x = np.random.default_rng(3).uniform(0, 1, 5000)
     weights = (x, 1 - x) if ratio is Mean.ratio else ((1 - x) ** 2, 2 * x * (1 - x), x**2)
-    whole = sums.partition(weights).sum(0)[None] / sums.UNIT
+    whole = np.sum(sums.partition(weights), 1)[None] / sums.UNIT
     lattice = sums.Lattice(0, 0, 1)
     noisy = sums.NoisySums(whole, lattice, sums.sampler_of(lattice, 10.0, 1))
     true = x.mean() if ratio is Mean.ratio else x.var()
