@@ -229,7 +229,8 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     return math.exp(total.log_scale) * max(value, 0.0)
 
 
-def _bound(loss: ReportLoss, n: int, side: int) -> float:
+def _bound(loss: ReportLoss, n: int, side: int, enough: float = math.inf) -> float:
+    """Return a bound of E[S_+]; of a lower one that is enough, on the first grid on which it is."""
     if loss.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
         return max(n * float((loss.value + loss.slack).max()), 0.0) if side > 0 else 0.0
     parts = _parts(loss.sum(), n)
@@ -251,7 +252,7 @@ def _bound(loss: ReportLoss, n: int, side: int) -> float:
     best = 0.0
     for _ in range(_FINER_GRIDS):
         before, best = best, max(best, grids.bound(error, coarser=0 if best else _COARSER_GRIDS))
-        if best - before <= _NARROW_ENOUGH * best:
+        if best - before <= _NARROW_ENOUGH * best or best >= enough:
             break
         error /= _FINER**2
     return best
@@ -349,11 +350,16 @@ def _upper_delta_on_grid(inputs: WorstInputs, n: int, epsilon: float) -> float:
     return max(upper_delta_of(pair.upper, n, epsilon) for pair in inputs.pairs)
 
 
-def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
-    """Return a lower bound of delta at eps, for n reports where all others have one input."""
+def lower_delta(blanket: Blanket, n: int, epsilon: float, enough: float = math.inf) -> float:
+    """Return a lower bound of delta at eps, for n reports where all others have one input.
+
+    A bound that is at least ``enough`` is not refined.
+    """
     if epsilon > _MAX_EPSILON:
         return 0.0
-    return max(_bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS_ERROR) - _UNDERFLOW, 0.0)
+    least = (enough + _UNDERFLOW) * n * (1 + 4 * _MASS_ERROR)
+    bound = _bound(_of_blanket(blanket, math.exp(epsilon)), n, -1, least)
+    return max(bound / n * (1 - _MASS_ERROR) - _UNDERFLOW, 0.0)
 
 
 def conservative_epsilon(

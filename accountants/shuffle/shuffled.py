@@ -154,7 +154,8 @@ class Shuffled(ComposableGuarantee):
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
         n, start = self._whole_n, self._lower.epsilon(delta)
-        low = bracket.conservative_epsilon(self._lower_bound(start[0], n), delta, *start, -1)
+        lower_bound = partial(self._lower_bound(start[0], n), enough=delta)
+        low = bracket.conservative_epsilon(lower_bound, delta, *start, -1)
         return low, self._upper_epsilon(delta)
 
     def _curve_point(self, alpha: float) -> CurvePoint:
@@ -260,10 +261,10 @@ class Shuffled(ComposableGuarantee):
             return _traced("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
         return _each(lambda at: min(math.exp(estimate.log_delta(at)), 1.0), epsilon)
 
-    def _lower_bound(self, epsilon: float, n: int) -> Callable[[float], float]:
+    def _lower_bound(self, epsilon: float, n: int) -> Callable[..., float]:
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
         if not self._lower.blankets or epsilon >= self.inputs.level:
-            return lambda _: 0.0
+            return lambda *_, **__: 0.0
         # Merged outcomes lower E(S)_+, so that the bound remains one.
         return partial(bracket.lower_delta, self._lower.blankets[self._lower.argmax(epsilon)], n)
 

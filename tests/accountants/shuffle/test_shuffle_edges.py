@@ -154,6 +154,18 @@ def test_epsilon_falls_with_the_number_of_reports():
     assert every[1].delta(epsilon[1]) == pytest.approx(1e-6, rel=1e-3)
 
 
+def test_a_lower_bound_that_is_enough_is_as_good_as_the_best():
+    """It reaches a target if and only if the bound does that is refined to the end."""
+    made = shuffled(dpk.randomised_response(epsilon=2.0, categories=5), 200)
+    blanket = made._lower.blankets[0]
+    best = bracket.lower_delta(blanket, 200, 0.3)
+    assert 0 < best <= made.delta(0.3)
+    for share in (0.5, 1 - 1e-4, 1.0, 1 + 1e-9, 1.001):
+        enough = bracket.lower_delta(blanket, 200, 0.3, share * best)
+        assert enough <= best
+        assert (enough >= share * best) == (share <= 1)
+
+
 @pytest.mark.parametrize("side", [-1, 1])
 def test_trimmed_losses_are_on_their_side(side):
     """Against all sums of 6 reports, one by one, for losses that are trimmed at several places."""
