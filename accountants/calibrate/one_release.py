@@ -144,9 +144,9 @@ def _narrowest(noise: Callable[[float, float], Lattice], unit: Distribution, *ta
         high, low = 1.25 * high, high
     while excess(low, ()) <= 0:
         high, low = low, low / 2
-    root_width = root(excess, (), high, low, rtol=1e-13)
+    root_scale = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may change the last bits.
-    wider = (Additive(noise(root_width * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
+    wider = (Additive(noise(root_scale * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
     return first_feasible(wider, lambda candidate: meets(dominating_pairs(candidate), epsilon, delta))
 
 
@@ -344,7 +344,7 @@ def budget_recycled(
         scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
         drawn = rescaled(unit, scale)
     elif q is not None:
-        raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
+        raise ValueError(f"q: {q:g}; is calibrated for a kernel with a scale; give q with the kernel's type")
     if q is None:
         q = recycling_rate(drawn, theta, *target)
         if checks.concrete(q) is not None and math.isnan(q):

@@ -117,7 +117,7 @@ class ComposedPLD(ComposedProfile):
         return log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, near, below, sums)
 
     def _sums_above(self, below: RealArray) -> Any:
-        """Return the sums of weighted masses above eps, as if the first grid point there had the distance 0 from it."""
+        """Return the sums of weighted masses above eps as if eps were a grid point; ``_at_distance`` corrects them."""
         if namespace(self.g) is np:
             g = self.g[below + 1 :]
             return [(g * row[: len(g)]).sum() for row in self.weights]
@@ -128,7 +128,7 @@ class ComposedPLD(ComposedProfile):
         return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - below, SIZE)
 
     def _at_distance(self, below: RealArray, place: RealArray, weights: Any) -> Any:
-        """Return weights of this kind, or sums by them, for the distance that this grid point has."""
+        """Return the weights, or sums by them, for the true distance from eps to the first grid point above it."""
         xp, (delta, slope) = namespace(place, weights), weights
         x = xp.maximum((below + 1 - place) * self.step, 0.0)
         fall = xp.where(place <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
@@ -160,8 +160,8 @@ class ComposedPLD(ComposedProfile):
     def gradient(self, evaluation: _Evaluation) -> tuple[LossTuple, Any]:
         """Return the derivatives of delta, a homogeneous polynomial of the masses, as one correlation.
 
-        That in the mass of the loss l is n times delta of one release less at eps - l; that in l is n p times minus its
-        slope.
+        The derivative in the mass p of a loss l is n delta(eps - l) of n - 1 releases. That in l itself is n p times
+        minus the slope of this delta.
         """
         xp = namespace(self.g)
         value, slope = evaluation.sums

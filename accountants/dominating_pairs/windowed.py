@@ -289,17 +289,17 @@ def _smooth(side: Side, runs: _Runs) -> Curve:
         return side.p(e, runs.in_p) - namespace(e, eps).exp(eps) * side.q(e, runs.in_q)
 
     def of_pieces(eps: Real) -> RealArray:
-        xp, still = namespace(eps, runs.top), without_derivative(eps)
-        none = 0 * (still + frozen[1].top)
-        top_above, all_above = (gap(none + share, still, *frozen) > 0 for share in (0.0, 1.0))
+        xp, frozen_eps = namespace(eps, runs.top), without_derivative(eps)
+        zeros = 0 * (frozen_eps + frozen[1].top)
+        top_above, all_above = (gap(zeros + share, frozen_eps, *frozen) > 0 for share in (0.0, 1.0))
         partial = top_above & ~all_above
         if xp is np:
-            share = falling_root(lambda share: gap(share, still), none, none + partial)
+            share = falling_root(lambda share: gap(share, frozen_eps), zeros, zeros + partial)
         else:
-            share = bisect(lambda share: gap(share, still, *frozen) > 0, none, none + 1, _BISECTIONS)[0]
+            share = bisect(lambda share: gap(share, frozen_eps, *frozen) > 0, zeros, zeros + 1, _BISECTIONS)[0]
         share = xp.where(partial, share, xp.where(top_above, 1.0, 0.0))
         if xp is jnp:  # The first derivatives of delta do not need those of the cut, but the second ones do.
-            slope = jax.jvp(lambda share: gap(share, still, *frozen), (share,), (jnp.ones_like(share),))[1]
+            slope = jax.jvp(lambda share: gap(share, frozen_eps, *frozen), (share,), (jnp.ones_like(share),))[1]
             moved = gap(share, eps)
             moved = (moved - without_derivative(moved)) / jnp.where(slope != 0, slope, 1.0)
             share = share - jnp.where((share > 0) & ~all_above, moved, 0.0)

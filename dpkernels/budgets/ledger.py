@@ -369,7 +369,7 @@ def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -
                 return
             with staged(path, 0o666 if like is None else 0o600) as new:
                 new.finish(like)
-                new.file.close()  # before SQLite opens it: a file that is closed takes the process's locks on it along
+                new.file.close()  # first: closing any handle of a file drops the process's locks on it, SQLite's too
                 try:
                     with _explained(path, timeout), closing(_connect(new.path, timeout)) as connection:
                         connection.execute("BEGIN IMMEDIATE")

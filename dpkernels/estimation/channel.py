@@ -115,7 +115,7 @@ class Channel(abc.ABC):
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
 
     def noise(self, mean: float, weights: np.ndarray | None = None) -> tuple[float, float]:
-        """Return the variance of reports' values given an input, and the least mean one of inputs with this mean.
+        """Return the variance of a report's value at an input, and the least average over distributions of this mean.
 
         (m,) ``weights`` stand in for the values.
         """

@@ -28,7 +28,7 @@ from dpkernels.exact.choice import (
 from dpkernels.numerics import RealArray
 from dpkernels.random import host
 
-# Streams of a release's key, which serves no other release; 16 to 26 are those of ``sampler`` and ``choice``.
+# Streams of a release's key; 16 to 26 and 30 to 33 are those of other samplers.
 _FLIP_STREAM = 27  # The word of each candidate, which decides whether it is accepted.
 _MEMBER_STREAM = 28  # The choice among all that are accepted.
 _FURTHER_STREAM = 29  # Further digits of a candidate's word.

@@ -25,8 +25,8 @@ from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 
-# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py), 20 to 24 to ``choice``
-# and ``categories``.
+# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py), 20 to 24 and 27 to 31
+# to ``choice``, ``categories``, ``permute_and_flip`` and ``prefixes``.
 NOISE_STREAM = 16
 ROUNDING_STREAM = 17  # The rounding of an input to the grid, at random.
 CHOICE_STREAM = 18  # The choice between two mechanisms.
@@ -36,8 +36,8 @@ COORDINATE_STREAM = 19  # The first of the coordinates of a vector that are repo
 WIDE_NOISE_STREAM = 25
 ROW_ROUNDING_STREAM = 26
 # Noise whose words come in halves.
-UPPER_HALF_STREAM = 27
-LOWER_HALF_STREAM = 28
+UPPER_HALF_STREAM = 32
+LOWER_HALF_STREAM = 33
 
 # Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
 # however many there are. JAX below 0.11 is known to accept these options.

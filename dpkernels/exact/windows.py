@@ -321,7 +321,7 @@ class ExactWindow(BoundedSampler):
 
 
 class WindowPlace(NamedTuple):
-    """Where a window table is: arrays with a number for every value; those that all values have are not read."""
+    """Where the table of every value is: arrays, or a plain number where all values have the same one."""
 
     lower: Any
     upper: Any

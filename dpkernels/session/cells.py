@@ -129,7 +129,7 @@ def numbers(array: np.ndarray) -> np.ndarray:
 class Keys:
     """Stated keys of one column. A cell has a key if both are the same number, or else the same text.
 
-    So a key has the same rows whether a column holds numbers or texts of them, which one cell of it may decide.
+    One cell may decide whether a column is read as numbers or as texts. A key selects the same rows either way.
     """
 
     def __init__(self, name: str, keys: Sequence[Any]) -> None:

@@ -99,7 +99,8 @@ def _of_rows(certificate: BatchCertificate) -> StatedGuarantee:
     tables = certificate.tables
     epsilon, delta = (float(claims.max()) for claims in (certificate.epsilon, certificate.delta))
     is_noise = isinstance(tables[0], AdditiveCertificate)
-    # The budget of noise goes with the realised delta; of endless tables that rows share, it is a cell's.
+    # Noise states its budget, at which the realised delta holds. The realised epsilon of a table that rows share is
+    # that of neighbours one cell apart.
     realised = epsilon if is_noise else max(float(table.realised_epsilon) for table in tables)  # type: ignore[attr-defined]
     realised_delta = max(float_at_least(getattr(table, "realised_delta", Fraction(0))) for table in tables)
     near = "values at most the row's own sensitivity apart" if is_noise else "any two values in the row's own interval"

@@ -14,6 +14,7 @@ from dpkernels.exact.categories import BlockCertificate, BlockSampler, stream_wo
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.prefixes import PrefixCertificate, PrefixSampler
 from dpkernels.exact.registry import Certificate
+from dpkernels.random import chacha
 
 KEY = bytes(range(32))
 PLAN = dpk.prefix_response(1.5, 6, 3, lengths=(2, 3, 6))
@@ -80,19 +81,15 @@ def test_reports_have_the_probabilities(value):
 
 def test_streams_of_a_key_are_different():
     """Words that decide about different things are independent."""
-    of_categories = {
-        name: number for name, number in vars(categories).items() if name.endswith("_STREAM") and name[0] != "_"
-    }
-    assert set(of_categories) == {"RESPONSE_STREAM", "DIRECTION_STREAM", "SET_STREAM"}
-    numbers = [*of_categories.values(), prefixes.LEVEL_STREAM]
-    assert len(set(numbers)) == 4
-    used = {
-        number
-        for module in (choice, permute_and_flip, sampler)
+    modules = chacha, sampler, choice, categories, permute_and_flip, prefixes
+    streams = {
+        name: number
+        for module in modules
         for name, number in vars(module).items()
         if name.endswith("_STREAM") and isinstance(number, int)
     }
-    assert not used & set(numbers)
+    assert len(streams) == 21
+    assert len(set(streams.values())) == len(streams)
     assert BlockSampler.streams == (categories.DIRECTION_STREAM, categories.RESPONSE_STREAM)
 
 
