@@ -11,8 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from accountants.composition.brackets.cells import split_monotone, two_heaviest_atoms
+from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ON_ALL_DATA, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint
+from accountants.dominating_pairs.base import as_float64
 from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs, reject_sensitivity
 from accountants.guarantee import ComposableGuarantee, Guarantee
 from accountants.risk import Risks
@@ -21,12 +24,30 @@ from dpkernels.batches import distinct_entries, flat_leaves, map_leaves
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, largest_of, namespace, plain
+from dpkernels.pytrees import pytree
 
-_LEVELS = 8  # The most different ratios of a noise's sensitivity to its scale that bounds are computed for.
+_LEVELS = 8  # The most different ratios of a noise's sensitivity to its scale that bounds are computed for,
+_LATTICE_LEVELS = 64  # and the most if the ratios are multiples of one number, and the losses have two heavy atoms.
+_LATTICE_PARTS = 256  # About how many times that number the largest ratio is,
+_LATTICE_POINTS = 1 << 17  # or fewer, for a grid of about this number of points.
+_FEWEST_PARTS = 16  # With fewer multiples a lattice is too coarse.
+_LATTICE_DEVIATIONS = 16  # The standard deviations of the sum that a grid covers, about.
+_PROPORTIONAL_RTOL = 1e-9  # How far the distance of atoms may be from twice another one.
+_JOINED_WIDTH = 1e-3  # The relative width that brackets of joined ratios aim at: joining has more effect.
 # The share by which a ratio is moved to cover the rounding of a sum of up to 2^40 squares, a quotient and a root.
 _ROUNDING = 2.0**-49
 _CELLS = 64  # The groups of close ratios of an estimate, of which each has one ratio.
 _FINE_CELLS = 512  # The groups of close ratios of which the levels of bounds are made.
+
+
+@pytree
+@dataclasses.dataclass(frozen=True, eq=False)
+class _JoinedGuarantee(Guarantee):
+    """The guarantee of entries whose ratios are joined, so that narrow brackets of it would be of no use."""
+
+    @cached_property
+    def _bounds(self) -> RigorousBounds:
+        return RigorousBounds(self, _JOINED_WIDTH)
 
 
 class BatchGuarantee(ComposableGuarantee):
@@ -85,9 +106,9 @@ class BatchGuarantee(ComposableGuarantee):
     @property
     def joined_terms(self) -> tuple[RepeatedReleases, ...]:
         """Return releases that dominate those of all entries together, few for noise of one shape."""
-        return self._upper.terms
+        return self._joined(1, may_be_many=False).terms
 
-    def _joined(self, side: int) -> Guarantee:
+    def _joined(self, side: int, *, may_be_many: bool = True) -> Guarantee:
         """Return the guarantee of joined entries, each one's ratio moved up, down, or with 0 to a mean of a level."""
         distinct, counts = self._entries
         noise: Any = getattr(distinct, "noise", None)
@@ -103,8 +124,38 @@ class BatchGuarantee(ComposableGuarantee):
         for number, first in enumerate(firsts.tolist()):
             shape = _of_size(shapes, len(counts))[first].noise
             own = kinds == number
-            terms += self._levels(shape, ratios[own], counts[own], side)
-        return Guarantee(tuple(terms))
+            levels = self._on_lattice(shape, ratios[own], counts[own], side) if side and may_be_many else None
+            terms += levels or self._levels(shape, ratios[own], counts[own], side)
+        return _JoinedGuarantee(tuple(terms))
+
+    def _on_lattice(
+        self, shape: Distribution, ratios: np.ndarray, counts: np.ndarray, side: int
+    ) -> list[RepeatedReleases] | None:
+        """Return releases with ratios that are multiples of one number; None if that is of no use.
+
+        It is of use if losses have two heavy atoms, whose distance is in proportion to the ratio. All atoms are then on
+        one grid, and few points suffice for many ratios.
+        """
+        if shape.gaussian_sigma is not None:
+            return None
+        deviation = math.sqrt(self.times * float((counts * ratios**2).sum()))
+        least = _LATTICE_DEVIATIONS * deviation / (2 * _LATTICE_POINTS)
+        unit = 2.0 ** max(math.floor(math.log2(ratios.max() / _LATTICE_PARTS)), math.ceil(math.log2(least)))
+        if unit > ratios.max() / _FEWEST_PARTS:
+            return None
+        gap, twice = (_gap_of_atoms(noise_pairs(shape, ratio)) for ratio in (unit, 2 * unit))
+        if not gap or abs(twice / gap - 2) > _PROPORTIONAL_RTOL:
+            return None
+        order = np.argsort(ratios)
+        multiples = (np.ceil if side > 0 else np.floor)(ratios[order] / unit * (1 + side * _ROUNDING))
+        levels = joined_levels(multiples * unit, counts[order], _LATTICE_LEVELS, side)
+        fewer = joined_levels(ratios[order], counts[order], _LEVELS, side)
+        if _change(levels, ratios, counts) > _change(fewer, ratios, counts):
+            return None
+        numbers: dict[float, int] = {}
+        for ratio, count in levels:
+            numbers[ratio] = numbers.get(ratio, 0) + count * self.times
+        return [RepeatedReleases(noise_pairs(shape, ratio), count) for ratio, count in numbers.items() if ratio]
 
     def _levels(self, shape: Distribution, ratios: np.ndarray, counts: np.ndarray, side: int) -> list[RepeatedReleases]:
         """Return releases of noise of one shape, with few ratios of the sensitivity to its length."""
@@ -241,6 +292,18 @@ def _of_size(batch: object, size: int) -> Any:
     return map_leaves(lambda leaf, axes: leaf if np.ndim(leaf) > axes else np.broadcast_to(leaf, size), batch)
 
 
+def _gap_of_atoms(pairs: tuple[Any, ...]) -> float:
+    """Return the distance of the two heaviest atoms of the losses of a pair; 0 if there are not two."""
+    with np.errstate(all="ignore"):
+        losses = RepeatedReleases(as_float64(pairs), 1).privacy_loss(as_float64(pairs)[0])
+    return two_heaviest_atoms(split_monotone(losses))[1]
+
+
+def _change(levels: list[tuple[float, int]], ratios: np.ndarray, counts: np.ndarray) -> float:
+    """Return by how much joining changes the sum of squared ratios."""
+    return abs(sum(count * ratio**2 for ratio, count in levels) - float((counts * ratios**2).sum()))
+
+
 def joined_levels(ratios: np.ndarray, counts: np.ndarray, most: int, side: int) -> list[tuple[float, int]]:
     """Return (ratio, count) of at most so many groups of neighbours, for increasing ratios.
 
@@ -258,19 +321,16 @@ def joined_levels(ratios: np.ndarray, counts: np.ndarray, most: int, side: int) 
     level = ratios[ends - 1] if side > 0 else ratios[starts]
     before, squares = np.append(0, np.cumsum(number)), np.append(0.0, np.cumsum(square))
     n = len(starts)
+    # The change of a group by its end and its beginning.
+    at = np.append(0.0, level)[:, None] if side > 0 else np.append(level, 0.0)
+    changes = np.abs((before[:, None] - before) * at**2 - (squares[:, None] - squares))
+    changes[np.triu_indices(n + 1)] = np.inf
     cost, choices = np.full(n + 1, np.inf), []
     cost[0] = 0.0
     for _ in range(min(most, n)):
-        least, choice = np.full(n + 1, np.inf), np.zeros(n + 1, int)
-        for end in range(1, n + 1):
-            begin = np.arange(end)
-            at = level[end - 1] if side > 0 else level[begin]
-            changes = np.abs((before[end] - before[begin]) * at**2 - (squares[end] - squares[begin]))
-            totals = cost[begin] + changes
-            choice[end] = int(totals.argmin())
-            least[end] = totals[choice[end]]
-        cost = least
-        choices.append(choice)
+        totals = changes + cost
+        choices.append(totals.argmin(1))
+        cost = totals.min(1)
     groups, end = [], n
     for choice in reversed(choices):
         begin_of_group = int(choice[end])

@@ -90,6 +90,42 @@ def test_joined_scales_enclose_the_composition_of_all():
 
 
 @pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize(("count", "spread"), [(20, 1.5), (300, 6.0), (3000, 12.0)])
+def test_ratios_on_a_lattice_are_on_their_side(count, spread, side):
+    """Every entry has a ratio of its own that is moved to its side, or for lower bounds none, if it is small."""
+    ratios = np.exp(np.random.default_rng(count).uniform(-spread, 0, count)) / 9
+    batch = guarantee(dpk.Additive(dpk.Laplace(np.repeat(1 / ratios, 2)), 1.0)).repeat(3)
+    terms = batch._joined(side).terms
+    levels = np.array([float(term.pairs[0].shift / term.pairs[0].noise.scale) for term in terms])
+    assert 8 < len(levels) <= 64
+    parts = levels / 2.0 ** np.floor(np.log2(levels.max() / 1024))
+    assert np.abs(parts - np.round(parts)).max() < 1e-9
+    joined = np.sort(np.repeat(levels, [term.count for term in terms]))
+    own = np.sort(np.repeat(ratios, 6))
+    if side < 0:
+        own = own[len(own) - len(joined) :]  # The largest ones.
+        assert ((6 * ratios**2).sum() - (joined**2).sum()) / (6 * ratios**2).sum() < 0.06
+    assert len(joined) == len(own)
+    assert (joined >= own).all() if side > 0 else (joined <= own).all()
+
+
+@pytest.mark.lengthy
+def test_the_bracket_of_ten_thousand_scales_is_narrow():
+    """Atoms are on one grid; and of few ratios the bracket holds that of the composition of all."""
+    batch = guarantee(dpk.Additive(dpk.Laplace(np.exp(RANDOM.uniform(4, 6, 10_000))), 1.0))
+    low, high = batch.bracket(delta=1e-6)
+    assert low < batch.estimate_epsilon(1e-6) < high < 1.035 * low
+    for widest in (0.0, 2.0):
+        few = guarantee(dpk.Additive(dpk.Laplace(np.exp(RANDOM.uniform(widest - 2, widest, 12))), 1.0))
+        for at in ({"delta": 1e-6}, {"epsilon": 2.0}):
+            (low, high), (least, most) = few.bracket(**at), few.unjoined.bracket(**at)
+            assert low <= most
+            assert least <= high < 1.06 * low
+            assert low < least * (1 + 1e-5)
+            assert high > most * (1 - 1e-5)
+
+
+@pytest.mark.parametrize("side", [1, -1])
 def test_levels_are_on_their_side_and_leave_no_entry_out(side):
     ratios, counts = np.sort(RANDOM.uniform(0.1, 1, 700)), RANDOM.integers(1, 5, 700)
     levels = joined_levels(ratios, counts, 6, side)

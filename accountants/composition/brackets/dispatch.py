@@ -21,7 +21,7 @@ import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile
 from accountants.composition.brackets.by_renyi import GridOrRenyi
-from accountants.composition.brackets.grid import GridBracket
+from accountants.composition.brackets.grid import WIDTH, GridBracket
 from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
@@ -99,9 +99,9 @@ class FromBothSides:
 class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
 
-    def __init__(self, guarantee: Any) -> None:
+    def __init__(self, guarantee: Any, width: float = WIDTH) -> None:
         check_one_mechanism(guarantee.terms)
-        self.guarantee = guarantee
+        self.guarantee, self.width = guarantee, width  # The relative width aimed at on grids.
         self.delta = lru_cache(_MAX_REMEMBERED)(self._delta)
         self.epsilon = lru_cache(_MAX_REMEMBERED)(self._epsilon)
         self.errors = lru_cache(_MAX_REMEMBERED)(self._errors)
@@ -109,7 +109,7 @@ class RigorousBounds:
     @cached_property
     def method(self) -> ClosedForm | GridOrRenyi | ByDirections | FromBothSides:
         """Return the narrowest method that applies, with lower ends of pairs that are attained."""
-        lower = [RigorousBounds(attained) for attained in self.guarantee.attained()]
+        lower = [RigorousBounds(attained, self.width) for attained in self.guarantee.attained()]
         return FromBothSides(self._method, lower) if lower else self._method
 
     @cached_property
@@ -121,7 +121,7 @@ class RigorousBounds:
             bounds = formula.of(self.guarantee)
             if bounds is not None:
                 return bounds
-        by_grid, adaptive = GridOrRenyi(GridBracket(self.guarantee)), self.guarantee.adaptive_profile
+        by_grid, adaptive = GridOrRenyi(GridBracket(self.guarantee, self.width)), self.guarantee.adaptive_profile
         return by_grid if adaptive is None else ByDirections(adaptive, by_grid)
 
     @cached_property

@@ -60,7 +60,7 @@ from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible, root
 
-_WIDTH = 1e-5  # The relative width aimed at.
+WIDTH = 1e-5  # The relative width aimed at.
 _FIRST_WIDTH = 4.5e-6  # The relative width of the first grid's bracket, by estimate.
 _MAX_REFINEMENTS = 3  # How often the grid is refined at most.
 _MIN_STEP_FACTOR = 0.15  # The least factor by which a step becomes finer at once.
@@ -114,6 +114,9 @@ _MAX_DEVIATIONS = 40.0  # How many standard deviations the losses of Gaussian no
 _MIN_STAGED_POINTS = 1 << 17  # On a grid of no more points than this stages save no time.
 _GRID_DEVIATIONS = 16.0  # How many standard deviations of the sum such a grid reaches.
 _MAX_CHOICES = 256  # The most steps that are tried to put atoms on the grid.
+_MIN_LATTICE_TERMS = 9  # The fewest terms for which a lattice of atoms is looked for.
+_MAX_LATTICE_PARTS = 1 << 12  # The most steps of such a lattice between two atoms of a term.
+_MAX_LATTICE_POINTS = 1 << 18  # The most points of a grid on such a lattice, by estimate.
 _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an atom is on it.
 
 
@@ -123,12 +126,13 @@ class GridBracket:
     """Brackets of one guarantee with concrete parameters."""
 
     guarantee: Any
+    width: float = WIDTH
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         directions = self._estimated(lambda one: one.saddle(epsilon))
         likely = math.exp(min(max(one.value for one in directions), 0.0))
-        return self._refined(directions, likely, None, _DeltaAt(epsilon))
+        return self._refined(directions, likely, None, _DeltaAt(epsilon), self.width)
 
     def upper_delta(self, epsilon: float) -> float:
         """Return the upper end of the bracket of delta at eps."""
@@ -138,7 +142,7 @@ class GridBracket:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         directions = self._estimated(lambda one: one.guess(delta))
         guess = max(one.value for one in directions)
-        return self._refined(directions, delta, guess, _EpsilonAt(delta))
+        return self._refined(directions, delta, guess, _EpsilonAt(delta), self.width)
 
     def upper_epsilon(self, delta: float) -> float:
         """Return the upper end of the bracket of eps at delta."""
@@ -170,7 +174,7 @@ class GridBracket:
         width = _POWER_WIDTH * (1.0 if is_flat else min(max((1 - power) / power, _MIN_POWER_SHARE), 1.0))
         estimates = self._estimated(lambda one: one.saddle(eps))
         likely = math.exp(min(max(one.value for one in estimates), 0.0))
-        low, high = self._refined(estimates, likely, None, _PowerAt(alpha, eps, is_flat), width)
+        low, high = self._refined(estimates, likely, None, _PowerAt(alpha, eps, is_flat), max(width, self.width))
         if not is_flat:
             # Where the steep lines are not certain to be the highest ones, the error is at most alpha.
             return CurvePoint.of_power(min(low, 1 - alpha), high, alpha)
@@ -242,7 +246,7 @@ class GridBracket:
         return estimates
 
     def _refined(
-        self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound, width: float = _WIDTH
+        self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound, width: float
     ) -> tuple[float, float]:
         """Return the bracket, refining the grid until its relative width is narrow.
 
@@ -252,7 +256,7 @@ class GridBracket:
         """
         low, high, finer = 0.0, 0.0, 1.0
         for estimate in sorted(estimates, key=lambda one: -one.value):
-            step = estimate.first_step(size) * math.sqrt(width / _WIDTH)
+            step = estimate.first_step(size) * math.sqrt(width / WIDTH)
             if high > 0.0:
                 if estimate.upper_bound(step * _OTHER_STEP_FACTOR, likely, bound) <= low:
                     continue
@@ -320,7 +324,8 @@ class GridBracket:
                     raise
                 is_lattice = estimate.is_on_lattice and estimate.direction.lattice is not None
                 estimate.is_on_lattice = estimate.is_on_lattice and not is_lattice
-                step *= 1 if is_lattice else 4
+                step *= 1 if is_lattice or estimate.is_on_atoms else 4
+                estimate.is_on_atoms = False
         return *estimate.bounds(step, likely, bound, sides), step
 
     @staticmethod
@@ -490,6 +495,20 @@ class _Direction:
         ratios = [one / step for one in steps]
         return step if all(abs(ratio - round(ratio)) <= _ON_LATTICE for ratio in ratios) else None
 
+    @cached_property
+    def atom_lattice(self) -> float:
+        """Return the step of a lattice of the two heaviest atoms of every one of many terms; 0 if there is none."""
+        gaps = np.array([term.atoms[1] for term in self.terms if term.atoms[1]])
+        if len(gaps) < _MIN_LATTICE_TERMS:
+            return 0.0
+        step = float(gaps.min())
+        for gap in gaps.tolist():  # Euclid's algorithm, up to rounding errors.
+            while gap > _ON_LATTICE * gaps.max():
+                step, gap = gap, abs(math.remainder(step, gap))
+        parts = gaps / step
+        is_lattice = parts.max() <= _MAX_LATTICE_PARTS and np.abs(parts - np.round(parts)).max() <= _ON_LATTICE
+        return step if is_lattice else 0.0
+
     def step_on_atoms(self, step: float, coarsest: int, negligible: float) -> float:
         """Return a step, at most this one, with the two heaviest atoms on all grids.
 
@@ -528,6 +547,7 @@ class _Estimate:
     is_staged: bool = True  # Whether many reports are composed in stages.
     is_direct: bool = False  # Whether sums are those of positive terms, without a tilt.
     is_on_lattice: bool = True  # Whether the grid is the lattice of all losses, if there is one.
+    is_on_atoms: bool = False  # Whether the grid goes through a lattice of the atoms of many terms.
     is_windowed: bool = True  # Whether losses outside of a window, which rough masses take as rare, are apart.
     noise: float = 0.0  # About the relative width by errors of the last sums, which no finer grid makes narrower.
 
@@ -546,7 +566,11 @@ class _Estimate:
         step = math.sqrt(8 * _FIRST_WIDTH * size / ((1 + c) * count))
         losses = [(self._sorted(term)[0], term.weight) for term in terms]
         reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
-        self.is_staged = _GRID_DEVIATIONS * math.sqrt(variance) + reach > _MIN_STAGED_POINTS * step
+        extent, lattice = _GRID_DEVIATIONS * math.sqrt(variance) + reach, self.direction.atom_lattice
+        self.is_on_atoms = extent <= _MAX_LATTICE_POINTS * lattice
+        self.is_staged = extent > _MIN_STAGED_POINTS * step and not self.is_on_atoms
+        if self.is_on_atoms:  # What is between the atoms is little, so that few points suffice.
+            return lattice
         if not self.is_staged:
             return min(max(step, 1e-14), _MAX_FIRST_STEP)
         stages = stages_of(most)
@@ -569,6 +593,9 @@ class _Estimate:
         stages = stages_of(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
         if direction.lattice is not None and self.is_on_lattice:
             step, stages = direction.lattice, 0
+        elif self.is_on_atoms and not self.is_direct:
+            lattice, stages = direction.atom_lattice, 0
+            step = lattice / max(math.ceil(lattice / step * (1 - _ON_LATTICE)), 1)
         elif direction.gap:  # The two heaviest atoms and their midpoint can be on all grids.
             step = direction.step_on_atoms(step, RATIO**stages, _FIRST_WIDTH * self.size)
         most = max(term.count for term in direction.terms)

@@ -40,6 +40,8 @@ _MAX_PLAIN_POINTS = 256  # The points up to which sums are computed point by poi
 _MIN_FLOAT = 5e-324  # The least positive float.
 _UNDERFLOW = 1e-300  # More than what products lose that are below the floats.
 _MIXING_ROUNDING = 2.0**-40  # More than the relative rounding errors of a randomised test between two losses.
+_BLOCK_ENTRIES = 1 << 21  # About how many entries of spectra are multiplied at once,
+_MIN_BLOCK = 1 << 12  # and the fewest of each.
 _MAX_RARE = 60  # The most rare losses of a sum.
 
 
@@ -671,32 +673,48 @@ def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
     """
     from scipy import fft
 
-    eta, root = _eta(size), math.sqrt(size)
-    # For each factor: its transform, what multiplies the error of an entry, and how many errors there are.
-    factors, slopes, counts = [], [], []
-    for part in parts:
-        spectrum = _spectrum(part.g, part.first, size)
-        before = integer_power(spectrum, part.count - 1) if part.count > 1 else np.ones_like(spectrum)
-        factors.append(before * spectrum)
-        slopes.append(before)
-        counts.append(part.count)
-    for mixture in mixtures:
-        factors.append(mixture.spectrum(size))
-        slopes.append(np.ones_like(factors[-1]))
-        counts.append(2 * mixture.count + 4)
-    whole, error = np.ones(size // 2 + 1, complex), 0.0
-    for factor in factors:
-        whole = whole * factor
-    for j, (slope, count) in enumerate(zip(slopes, counts, strict=True)):
-        apart = slope
-        for factor in factors[:j] + factors[j + 1 :]:
-            apart = apart * factor
-        # Where an entry is small, so is its power but for this.
-        least = 1e-3 ** (count - 1) if count > 1 else 0.0
-        error += count * (eta + 8 * UNIT) * (_SECOND_ORDER * _whole_norm(apart) / root + least)
-    error += 8 * UNIT * sum(counts) * _whole_norm(whole) / root
+    eta, half = _eta(size), size // 2 + 1
+    spectra = [_spectrum(part.g, part.first, size) for part in parts]
+    spectra += [mixture.spectrum(size) for mixture in mixtures]
+    # How many factors each one is, and how many errors there are.
+    powers, counts = [part.count for part in parts] + [1] * len(mixtures), [part.count for part in parts]
+    counts += [2 * mixture.count + 4 for mixture in mixtures]
+    whole, squares = np.empty(half, complex), np.zeros(len(spectra))
+    length = max(_BLOCK_ENTRIES // len(spectra), _MIN_BLOCK)
+    for start in range(0, half, length):
+        some = slice(start, start + length)
+        whole[some], squares_of_some = _product([spectrum[some] for spectrum in spectra], powers)
+        squares += squares_of_some
+    norms = np.sqrt(2 * squares / size)
+    # Where an entry is small, so is its power but for this.
+    least = [1e-3 ** (count - 1) if count > 1 else 0.0 for count in counts]
+    errors = [
+        count * (eta + 8 * UNIT) * (_SECOND_ORDER * norm_ + small)
+        for count, norm_, small in zip(counts, norms, least, strict=True)
+    ]
+    error = sum(errors) + 8 * UNIT * sum(counts) * _whole_norm(whole) / math.sqrt(size)
     g = fft.irfft(whole, size)
     return g, error + eta * norm(g)
+
+
+def _product(spectra: Sequence[np.ndarray], powers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the product of powers at some entries, and for each factor the squares of what multiplies its errors.
+
+    That is the power with one factor less, times all other powers: those before it and those after it.
+    """
+    slopes = [
+        integer_power(each, n - 1) if n > 1 else np.ones_like(each) for each, n in zip(spectra, powers, strict=True)
+    ]
+    factors = [slope * each for slope, each in zip(slopes, spectra, strict=True)]
+    after = [np.ones_like(factors[0])]
+    for factor in factors[:0:-1]:
+        after.append(after[-1] * factor)
+    before, squares = np.ones_like(factors[0]), []
+    for slope, factor, rest in zip(slopes, factors, after[::-1], strict=True):
+        apart = slope * before * rest
+        squares.append(float((apart.real**2).sum() + (apart.imag**2).sum()))
+        before = before * factor
+    return before, np.array(squares)
 
 
 def norm(values: np.ndarray) -> float:

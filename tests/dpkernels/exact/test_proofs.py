@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
+from accountants.composition.brackets import sums
 from accountants.composition.brackets.grid import Masses
 from accountants.composition.brackets.sums import _tilted, _transformed
 from accountants.dominating_pairs.discrete import dominating_pair, pure_points
@@ -130,6 +131,28 @@ def test_errors_of_transforms_are_within_their_bound(size):
         np.add.at(folded, (part.first + np.arange(len(part.g))) % size, part.g)
         whole = whole * fft.rfft(folded) ** part.count
     assert 0 < np.linalg.norm((found - fft.irfft(whole, size)).astype(float)) <= error
+
+
+def test_errors_of_products_of_many_transforms_are_those_of_each_factor(monkeypatch):
+    """By a product of all other factors for each one, against products before and after it, in blocks of entries."""
+    random, size = np.random.default_rng(5), 14641
+    parts = [_tilted(Masses(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7)[0] for n in (3, 50, 1, 2, 9)]
+    spectra = [sums._spectrum(part.g, part.first, size) for part in parts]
+    eta, error = 8 * 2.0**-53 * np.log2(size), 0.0
+    for j, part in enumerate(parts):
+        apart = spectra[j] ** (part.count - 1)
+        for other, spectrum in zip(parts, spectra, strict=True):
+            apart = apart * (1.0 if other is part else spectrum**other.count)
+        least = 1e-3 ** (part.count - 1) if part.count > 1 else 0.0
+        error += part.count * (eta + 8 * 2.0**-53) * (1.01 * sums._whole_norm(apart) / np.sqrt(size) + least)
+    whole = np.prod([each**part.count for each, part in zip(spectra, parts, strict=True)], axis=0)
+    error += 8 * 2.0**-53 * 65 * sums._whole_norm(whole) / np.sqrt(size)
+    for entries in (1 << 21, 1):
+        monkeypatch.setattr(sums, "_BLOCK_ENTRIES", entries)
+        monkeypatch.setattr(sums, "_MIN_BLOCK", 1000)
+        found, bound = _transformed(parts, size)
+        assert bound == pytest.approx(error + eta * np.linalg.norm(found), rel=1e-12)
+        assert found == pytest.approx(fft.irfft(whole, size), abs=1e-15)
 
 
 @pytest.mark.parametrize("seed", range(20))
