@@ -27,6 +27,7 @@ _UNSIGNED = np.uint64(2)  # larger ones up to 2^64 - 1,
 _FLOAT = np.uint64(3)  # and other floats
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _MIDNIGHT = re.compile(r"^(\d{4}-\d\d-\d\d)[T ]00:00:00(?:\.0+)?$")
+_NUMBER: Any = Number  # which says nothing of the attributes that its types have
 _PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
 
 
@@ -321,17 +322,13 @@ def _number_of_text(text: str) -> int | float | None:
     return number if str(number) == text and math.isfinite(number) else None
 
 
-def _is_number(cell: Any) -> bool:
-    return isinstance(cell, Number)
-
-
 def _exact_number(cell: Any) -> int | float | None:
     """Return the integer of 64 bits, or the float, that a cell is equal to or the text of, or None."""
     try:
         if isinstance(cell, str):
             cell = _number_of_text(cell)
         cell = cell.item() if isinstance(cell, np.generic) else cell  # NumPy compares integers with floats as floats.
-        if not _is_number(cell):
+        if not isinstance(cell, _NUMBER):
             return None
         real = cell.real
         number = float(real)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,12 @@ from dpkernels.session import plots
 from dpkernels.session.tables import table_of
 
 Bounds = Callable[[float], tuple[np.ndarray, np.ndarray]]
-_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 
 
 def _rows(index: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
@@ -119,29 +125,10 @@ class Result:
             values = np.asarray(function(left._values, right._values), float)
         return Result(f"({left.name} {sign} {right.name})", index, values, bounds, _kind=self._kind)
 
-    def __add__(self, other: Any) -> Any:
-        return self._combined(other, "+")
-
-    def __sub__(self, other: Any) -> Result:
-        return self._combined(other, "-")
-
-    def __mul__(self, other: Any) -> Result:
-        return self._combined(other, "*")
-
-    def __truediv__(self, other: Any) -> Result:
-        return self._combined(other, "/")
-
-    def __radd__(self, other: Any) -> Any:
-        return self._combined(other, "+", swapped=True)
-
-    def __rsub__(self, other: Any) -> Result:
-        return self._combined(other, "-", swapped=True)
-
-    def __rmul__(self, other: Any) -> Result:
-        return self._combined(other, "*", swapped=True)
-
-    def __rtruediv__(self, other: Any) -> Result:
-        return self._combined(other, "/", swapped=True)
+    __add__, __radd__ = partialmethod(_combined, sign="+"), partialmethod(_combined, sign="+", swapped=True)
+    __sub__, __rsub__ = partialmethod(_combined, sign="-"), partialmethod(_combined, sign="-", swapped=True)
+    __mul__, __rmul__ = partialmethod(_combined, sign="*"), partialmethod(_combined, sign="*", swapped=True)
+    __truediv__, __rtruediv__ = partialmethod(_combined, sign="/"), partialmethod(_combined, sign="/", swapped=True)
 
     def __len__(self) -> int:
         return len(self._values)

@@ -116,9 +116,6 @@ class Run:
         self.parts.append(Part(f"{label}: {k} choices", float(rational(epsilon) * k), choice="permute-and-flip"))
         return chosen
 
-    def note_choice(self, epsilon: float, label: str) -> None:
-        self.parts.append(Part(label, epsilon))
-
     def persons(self, keys: Keys) -> np.ndarray:
         """Return how many persons have a row with each key."""
         return self._persons(keys.name, lambda array: ([], keys.codes(array)), len(keys), keys.keys)[1]

@@ -237,8 +237,9 @@ class Session:
             rows: the number of rows of a group, for which these widths are; it is not read from the data.
         """
         cost, checked = self._cost(epsilon, share, delta), checks.integer_in("rows", rows, 1, 1 << 29)
-        if not statistics or not all(isinstance(each, Statistic) for each in statistics):
-            raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as Count()")
+        is_list = isinstance(statistics, Sequence) and len(statistics) > 0
+        if not is_list or not all(isinstance(each, Statistic) for each in statistics):
+            raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as [Count()]")
         needs = [1.0] * len(statistics)
         if widths is not None:
             needs = self._allocated(statistics, widths, objective, checked, float(cost.epsilon))
@@ -257,9 +258,9 @@ class Session:
 
         Only their proportions are used: the budget is met by the integers that are released, see ``divided``.
         """
-        if len(widths) != len(statistics):
-            raise ValueError(f"widths: has {len(widths)} numbers for {len(statistics)} statistics")
-        checks.positive("widths", np.asarray(widths, float))
+        checks.positive("widths", np.asarray(widths))
+        if np.shape(widths) != (len(statistics),):
+            raise ValueError(f"widths: has shape {np.shape(widths)}; one number for each statistic is needed")
         r, lengths = self.rows_per_person, np.zeros(len(statistics))
         epsilons = np.full(len(statistics), epsilon)
         for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
@@ -270,16 +271,17 @@ class Session:
                 raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")
             lengths = np.maximum(lengths, products)  # One that ends at the bounds of the values needs no less.
             queries = dpk.Additive(dpk.Laplace(np.ones(len(lengths))), lengths / np.asarray(widths, float))
-            epsilons = (
-                np.asarray(accountants.tune.allocate(queries, epsilon=1.0, objective=objective).mechanism.epsilon)
-                * epsilon
-            )
+            allocation = accountants.tune.allocate(queries, epsilon=1.0, objective=objective)
+            epsilons = np.asarray(allocation.mechanism.epsilon) * epsilon
         return epsilons.tolist()
 
     def check(self, statistic: Statistic, *, epsilon: Amount = 1.0, delta: Amount = 1e-6) -> None:
         """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
+        if not isinstance(statistic, Statistic):
+            raise TypeError(f"statistic: {statistic!r} is none of dpkernels.session, such as Count()")
         self._table.check_columns(*statistic.names)
-        statistic.check(self.rows_per_person, self._groups, float(epsilon), float(amount("delta", delta)))
+        own = float(amount("epsilon", epsilon)), float(amount("delta", delta))
+        statistic.check(self.rows_per_person, self._groups, *own)
 
     def _check_all(self, statistics: Sequence[Statistic], epsilons: Sequence[float], deltas: Sequence[float]) -> None:
         for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
@@ -374,7 +376,8 @@ class Session:
         delta: Amount = 0,
     ) -> Result:
         """Release the numbers of values between stated edges."""
-        return self.release(Histogram(column, tuple(edges), by=by), epsilon=epsilon, share=share, delta=delta)
+        statistic = Histogram(column, tuple(edges) if np.iterable(edges) else edges, by=by)
+        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
 
     def sum(
         self,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache
@@ -26,7 +27,7 @@ from dpkernels.session.cells import Keys, numbers
 from dpkernels.session.quantiles import quantile_points, zoom_edges
 from dpkernels.session.ratios import Ratio
 from dpkernels.session.results import Result
-from dpkernels.session.run import Run, key_sampler
+from dpkernels.session.run import Part, Run, key_sampler
 from dpkernels.session.sums import UNIT, Lattice, NoisySums, partition, rounded_down, sampler_of
 
 FOUND = "found"  # in place of keys, which are then found privately
@@ -76,6 +77,9 @@ class Statistic(abc.ABC):
     adds_whole_numbers: ClassVar[bool] = False  # whether rows add whole numbers to them
 
     def __post_init__(self) -> None:
+        for attribute in self.column_attributes:
+            if not isinstance(name := getattr(self, attribute), Hashable):
+                raise TypeError(f"{attribute}: {name!r} is not the name of a column")
         if isinstance(self.by, str) or not isinstance(self.by, Mapping | None):
             raise ValueError(
                 f"by: {self.by!r} does not state the keys; give {{column: [keys]}}, or {{column: 'found'}} for those "
@@ -229,6 +233,14 @@ def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def _vector(name: str, values: Any) -> np.ndarray:
+    """Return one number or several as an array."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if np.ndim(array := np.asarray(values, float)) <= 1:
+            return array
+    raise TypeError(f"{name}: {values!r} are not numbers")
+
+
 def scaled(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
     """Return values on [0, 1], 0 for those that are missing, and which are missing."""
     t = np.clip(numbers(cells), lower, upper)
@@ -301,7 +313,7 @@ class Histogram(Count):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ends = np.asarray(self.edges, float)
+        ends = _vector("edges", self.edges)
         if ends.ndim != 1 or len(ends) < 2 or not np.isfinite(ends).all() or not (np.diff(ends) > 0).all():
             raise ValueError("edges: must be two or more increasing finite numbers, stated without looking at the data")
 
@@ -583,12 +595,12 @@ class Quantiles(_OfColumn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = self._shares
+        shares = self._shares if np.isfinite(_vector("p", self.p)).all() else []
         if not len(shares) or not all(0 < p < 1 for p in shares) or any(a >= b for a, b in pairwise(shares)):
             raise ValueError(f"p: {self.p!r} must be increasing numbers in (0, 1), at least 1/1000 apart")
-        checks.within("interval_share", self.interval_share, 0.0, 0.9)
+        checks.within("interval_share", checks.number("interval_share", self.interval_share), 0.0, 0.9)
         if self.step is not None:
-            checks.positive("step", self.step)
+            checks.positive("step", checks.number("step", self.step))
             if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MAX_POINTS:
                 raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
 
@@ -597,8 +609,7 @@ class Quantiles(_OfColumn):
 
     @property
     def _shares(self) -> list[Fraction]:
-        shares = np.atleast_1d(np.asarray(self.p, float)).tolist()
-        return [Fraction(p).limit_denominator(1000) for p in shares if math.isfinite(p)]
+        return [Fraction(p).limit_denominator(1000) for p in np.atleast_1d(_vector("p", self.p)).tolist()]
 
     @property
     def _step(self) -> float | None:
@@ -630,7 +641,7 @@ class Quantiles(_OfColumn):
         chosen = _less(epsilon, counted) if self.interval_share else epsilon
         members = run.places(self.names, groups.count, lambda block: self._places(block, groups.codes(block)))
         points = [quantile_points(each, shares, self._points, chosen, run) for each in members]
-        run.note_choice(chosen, f"{self.title}: points")
+        run.parts.append(Part(f"{self.title}: points", chosen))
         values = self._values(np.array(points, float).reshape(-1))
         index = groups.index(len(shares)) | {"p": [float(p) for p in shares] * groups.count}
         if len(shares) == 1:
