@@ -19,7 +19,7 @@ from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves,
 from dpkernels.bounded_json import brief
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.sampler import Derived, ExactSampler, Stacked
+from dpkernels.exact.sampler import Derived, ExactSampler, Stacked, Words
 from dpkernels.jax_on_use import Tracer
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import RealArray
@@ -93,7 +93,7 @@ class BatchCertificate(Certificate, kind="batch"):
     def __str__(self) -> str:
         return "\n".join([super().__str__(), *(f"-- table {i}\n{table}" for i, table in enumerate(self.tables))])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "kind": self.kind,
             "shape": list(self.shape),
@@ -104,7 +104,7 @@ class BatchCertificate(Certificate, kind="batch"):
         }
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> BatchCertificate:
+    def certified(cls, payload: Mapping[str, Any]) -> BatchCertificate:
         tables, numbers, claims = payload["tables"], payload["table_of"], payload["claims"]
         if type(tables) is not list or len(tables) > MAX_TABLES:
             raise CertificateError(f"tables: {brief(tables)} is not a list of at most {MAX_TABLES} certificates")
@@ -138,7 +138,7 @@ class Stack:
 class ExactBatch:
     """An exact sampler of a batch: a verified table for every entry, which other entries may share."""
 
-    mechanism: Any
+    mechanism: Mechanism
     certificate: BatchCertificate
     samplers: tuple[ExactSampler, ...]  # One a table; that of an entry that has it.
 
@@ -170,14 +170,14 @@ class ExactBatch:
         return {name: values[entries] for name, values in self.certificate.claims.items()}
 
     @cached_property
-    def words(self) -> tuple[Any, ...]:
+    def words(self) -> tuple[Words, ...]:
         """Return the types of the words that any table takes."""
         return tuple(dict.fromkeys(chain.from_iterable(sampler.words for sampler in self.samplers)))
 
     @cached_property
     def stacks(self) -> tuple[Stack, ...]:
         """Return the tables by the program that samples them; those of a class that joins none stand alone."""
-        groups: dict[Any, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for number, sampler in enumerate(self.samplers):
             groups.setdefault(sampler.stack or number, []).append(number)
         return tuple(self._stack(numbers) for numbers in groups.values())
@@ -189,7 +189,7 @@ class ExactBatch:
             return Stack(np.array(numbers), type(samplers[0]).stacked(samplers), words)
         (sampler,) = samplers
 
-        def reports(x: RealArray, words: PyTree, _place: PyTree, _table: PyTree) -> Any:
+        def reports(x: RealArray, words: PyTree, _place: PyTree, _table: PyTree) -> RealArray:
             return sampler.reports(x, *words)
 
         return Stack(np.array(numbers), Stacked(reports, ()), words)

@@ -187,7 +187,7 @@ class BoundedCertificate(Certificate):
         return cls(float(epsilon), None if sensitivity is None else float(sensitivity), row_distance, ratio, table)
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> Self:
+    def certified(cls, payload: Mapping[str, object]) -> Self:
         (table,) = cls.parts
         near = payload.get("sensitivity")
         sensitivity = None if near is None else real("sensitivity", near)

@@ -179,7 +179,7 @@ class SetCertificate(CategoryCertificate, kind="set of categories"):
         return cls(epsilon, d, T, bits, k)
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> Self:
+    def certified(cls, payload: Mapping[str, object]) -> Self:
         names = ("categories", "threshold", "bits", "size")
         return cls(real("epsilon", payload["epsilon"]), *(integer(name, payload[name]) for name in names))
 

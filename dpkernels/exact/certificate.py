@@ -98,7 +98,7 @@ class Certificate(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def certified(cls, payload: dict[str, Any]) -> Self:
+    def certified(cls, payload: Mapping[str, object]) -> Self:
         """Return the certificate of the integers and of the claim in a payload, whatever else the payload states."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Certificate(abc.ABC):
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any]) -> Self:
+    def from_dict(cls, payload: Any) -> Self:
         """Verify the integers in a JSON payload again, and check that the payload's own statements agree.
 
         A ``CertificateError`` says that the integers do not have the claim, that the payload states something else or

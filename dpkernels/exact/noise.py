@@ -198,7 +198,7 @@ class NoiseTable:
         return {"weights": weights, "first": self.first, "bits": self.bits, **grid, **tail, **remainder}
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
+    def from_dict(cls, payload: Any) -> NoiseTable:
         """Return the table in a payload, after a check of types and sizes only."""
         first, bits, grid_log2, points_per_bin = (
             integer(name, payload[name]) for name in ("first", "bits", "grain", "grains")
@@ -325,7 +325,7 @@ class ExactNoise(ExactSampler):
         return 2.0 ** (int(self.entry_places(claims).grid_log2.min()) - 1)
 
     def completed_at(
-        self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later, place: tuple[Any, ...]
+        self, x: RealArray, noise: RealArray, rounding: RealArray, later: Later, place: tuple[RealArray, ...]
     ) -> RealArray:
         """Return ``all_reports`` of values with places of their own."""
         return self.completed(x, noise, rounding, later, NoisePlace(*place))
@@ -338,11 +338,11 @@ class ExactNoise(ExactSampler):
         else:
             kernel, numbers = _stacked_kernel(samplers)
 
-        def reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+        def reports(x: RealArray, words: Sequence[RealArray], place: NoisePlace, table: RealArray) -> RealArray:
             (noise, rounding), place = words, NoisePlace(*place)
             return _values(positions(x, rounding, place) + kernel(noise, *table), place, x.dtype)
 
-        def near_reports(x: RealArray, words: Sequence[RealArray], place: Any, table: Any) -> RealArray:
+        def near_reports(x: RealArray, words: Sequence[RealArray], place: NoisePlace, table: RealArray) -> RealArray:
             (noise, rounding), place = words, NoisePlace(*place)
             code = kernel(noise, *table).astype(np.float64)
             return _values(near_positions(x, rounding, place) + code, place, x.dtype)
@@ -414,7 +414,7 @@ class ExactNoise(ExactSampler):
         return state[1]
 
     @cached_property
-    def _further_kernel(self) -> Any:
+    def _further_kernel(self) -> Callable[..., RealArray]:
         return (self.table.remainder or self.table.tail).kernel()
 
 
@@ -429,8 +429,8 @@ def _stacked_kernel(samplers: Sequence[ExactNoise]) -> tuple[Callable[..., RealA
 class NoisePlace(NamedTuple):
     """Where a table is: plain numbers, or arrays with a number for every value, of few bytes."""
 
-    grid_log2: Any  # An integer, or int16.
-    points_per_bin: Any  # M, an integer, or uint32.
+    grid_log2: RealArray  # An integer, or int16.
+    points_per_bin: RealArray  # M, an integer, or uint32.
 
     @classmethod
     def of(cls, grid_log2: np.ndarray, points_per_bin: np.ndarray) -> NoisePlace:
@@ -496,5 +496,5 @@ def near_positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> Real
     return q + (remainder >= m).astype(np.float64) - (remainder < 0).astype(np.float64)
 
 
-def _values(position: RealArray, place: NoisePlace, dtype: Any) -> RealArray:
+def _values(position: RealArray, place: NoisePlace, dtype: np.dtype) -> RealArray:
     return (position.astype(np.float64, copy=False) * place.bin_width).astype(dtype, copy=False)

@@ -182,7 +182,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         )
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> NoiseCertificate:
+    def certified(cls, payload: Mapping[str, object]) -> NoiseCertificate:
         claims = (real(name, payload[name]) for name in ("sensitivity", "epsilon", "delta"))
         is_mixed = isinstance(payload["shift"], str)
         return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims, is_mixed=is_mixed)
@@ -290,7 +290,7 @@ class VectorClaim:
             checks.within("lattice", self.lattice, 0.0, self.sensitivity)
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
+    def from_dict(cls, payload: Mapping[str, Any]) -> VectorClaim:
         claim = {name: payload[name] for name in cls.__dataclass_fields__}
         for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
             if claim[name] is not None:
@@ -337,7 +337,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
         )
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> VectorNoiseCertificate:
+    def certified(cls, payload: Mapping[str, object]) -> VectorNoiseCertificate:
         return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
 
     def lines(self) -> list[tuple[str, str]]:

@@ -139,7 +139,7 @@ def _bytes(data: str, most: int) -> bytes:
     return text
 
 
-def with_references(form: object, integers: dict[str, Any]) -> Any:
+def with_references(form: object, integers: dict[str, object]) -> object:
     """Return a JSON form whose long lists of integers are references to ``integers``, to which they are added, packed.
 
     A reference is {"integers": the SHA-256 of the JSON of the list}.
@@ -156,7 +156,7 @@ def with_references(form: object, integers: dict[str, Any]) -> Any:
     return {"integers": digest}
 
 
-def without_references(form: object, integers: Mapping[str, object]) -> Any:
+def without_references(form: object, integers: Mapping[str, object]) -> object:
     """Return a form of ``with_references`` with its lists; ValueError for integers of another hash, or unused ones."""
     if type(integers) is not dict or not all(type(packed) is dict for packed in integers.values()):
         raise ValueError(f"integers: {brief(integers)} must be an object of packed integers")
@@ -178,7 +178,7 @@ def without_references(form: object, integers: Mapping[str, object]) -> Any:
     return form
 
 
-def _resolved(form: object, lists: Mapping[str, list[int]], used: Counter[str]) -> Any:
+def _resolved(form: object, lists: Mapping[str, list[int]], used: Counter[str]) -> object:
     if type(form) is list:
         return [_resolved(value, lists, used) for value in form]
     if type(form) is not dict:

@@ -6,6 +6,7 @@ response. So the ratio of a report's probabilities given two values is at most t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -55,7 +56,7 @@ class PrefixCertificate(Certificate, kind="prefixes"):
         return cls(float(plan.epsilon), tuple(map(BlockCertificate.of, plan.levels)))
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> Self:
+    def certified(cls, payload: Mapping[str, object]) -> Self:
         names = [name for name in (f"level_{number}" for number in range(_MAX_LEVELS)) if name in payload]
         levels: tuple[Any, ...] = tuple(Certificate.from_dict(payload[name]) for name in names)
         return cls(real("epsilon", payload["epsilon"]), levels)

@@ -104,7 +104,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
         return COVERS
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> MixtureCertificate:
+    def certified(cls, payload: Mapping[str, object]) -> MixtureCertificate:
         first, second = (WindowCertificate.from_dict(payload[name]) for name in ("first", "second"))
         return cls(first, second, integer("threshold", payload["threshold"]))
 
@@ -153,7 +153,7 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         )
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> MultivariateCertificate:
+    def certified(cls, payload: Mapping[str, object]) -> MultivariateCertificate:
         coordinate: Any = Certificate.from_dict(payload["coordinate"])
         return cls(coordinate, integer("dimensions", payload["dimensions"]), integer("sampled", payload["sampled"]))
 

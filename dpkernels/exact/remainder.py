@@ -74,7 +74,7 @@ class Remainder:
         return {"rest": self.rest, "weights": self.weights.tolist(), "first": self.first}
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any], bits: int) -> Remainder:
+    def from_dict(cls, payload: Any, bits: int) -> Remainder:
         """Return the remainder in a payload, after a check of types and sizes only."""
         weights = frozen_weights(integers("remainder", payload["weights"], MAX_WEIGHTS))
         return cls(integer("rest", payload["rest"]), weights, integer("first", payload["first"]), bits)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -142,7 +142,7 @@ class RowTable(BoundedTable):
         return {"weights": self.weights.tolist(), "places": list(self.places), "bits": self.bits, **ends}
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any]) -> RowTable:
+    def from_dict(cls, payload: Mapping[str, object]) -> RowTable:
         """Return the table in a payload, after a check of types and sizes only."""
         rows, places = payload["weights"], integers("places", payload["places"], MAX_WEIGHTS)
         if type(rows) is not list or not 0 < len(rows) <= _MAX_ROWS or len(rows) * len(places) > MAX_WEIGHTS:

@@ -49,7 +49,7 @@ Later = Callable[[Any], RealArray]
 _PARTS = 16  # of a vector whose inputs are checked together
 
 
-def options_on_cpu() -> dict[str, Any] | None:
+def options_on_cpu() -> dict[str, int] | None:
     """Return the options with which XLA compiles kernels for a CPU; None for those of JAX."""
     return _ON_CPU if jax.__version_info__ < (0, 11) else None
 
@@ -79,7 +79,7 @@ class ExactSampler(abc.ABC):
     table = property(attrgetter("certificate.table"))
 
     @cached_property
-    def kernel(self) -> Any:
+    def kernel(self) -> Callable[..., Any]:
         return self.table.kernel()
 
     @cached_property
@@ -88,7 +88,7 @@ class ExactSampler(abc.ABC):
         return Derived(self)
 
     @property
-    def stack(self) -> tuple[Any, ...] | None:
+    def stack(self) -> tuple[object, ...] | None:
         """Return what samplers have in common that ``stacked`` joins; None if the class joins none."""
         return (type(self), self.words) if hasattr(self, "stacked") else None
 
@@ -192,11 +192,11 @@ class BoundedSampler(ExactSampler):
         return self.values(self.kernel(noise, rows), x.dtype)
 
     @abc.abstractmethod
-    def values(self, outcomes: RealArray, dtype: np.dtype) -> Any:
+    def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
         """Return the reports of the kernel's outcomes."""
 
     @cached_property
-    def reports_at(self) -> Any:
+    def reports_at(self) -> Callable[..., Any]:
         return report_kernel(self.table.middle, self.table.step)
 
 
@@ -323,17 +323,21 @@ def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
 class NearReports(NamedTuple):
     """A faster program for the same bits, where all values are near 0."""
 
-    reports: Callable[..., Any]
-    reach: Callable[..., Any]  # Numbers of each value's place -> the distance from 0 below which it is near.
+    reports: Callable[..., RealArray]
+    reach: Callable[..., Real]  # Numbers of each value's place -> the distance from 0 below which it is near.
 
 
 class Stacked(NamedTuple):
     """The reports of several tables of one kind, with the numbers of every table."""
 
-    reports: Callable[..., Any]  # (x, words, numbers of each value's place, numbers of each value's table) -> reports
+    reports: Callable[
+        ..., RealArray
+    ]  # (x, words, numbers of each value's place, numbers of each value's table) -> reports
     tables: tuple[np.ndarray, ...]  # The numbers, one a table, in arrays.
     near: NearReports | None = None
-    interval: Callable[..., Any] | None = None  # Numbers of places -> the ends of their intervals, if they tell these.
+    interval: Callable[..., tuple[RealArray, RealArray]] | None = (
+        None  # Numbers of places -> the ends of their intervals, if they tell these.
+    )
 
 
 def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[..., RealArray], np.ndarray, np.ndarray]:
@@ -408,7 +412,7 @@ def _positions(x: RealArray, shifts: int, first: Real, factor: Real) -> RealArra
     return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
 
 
-def report_kernel(middle: Fraction, step: Fraction) -> Callable[[Any, Any], Any]:
+def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
     """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
     centre, coarse, fine = report_constants(middle, step / 2)
 

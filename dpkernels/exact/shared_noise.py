@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -77,7 +77,7 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
         )
 
     @classmethod
-    def certified(cls, payload: dict[str, Any]) -> SharedNoiseCertificate:
+    def certified(cls, payload: Mapping[str, object]) -> SharedNoiseCertificate:
         return certify_shared(NoiseTable.from_dict(payload["noise"]), real("rate", payload["rate"]))
 
     def lines(self) -> list[tuple[str, str]]:

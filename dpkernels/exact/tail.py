@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Tail:
         return {"rest": self.rest, "block": self.block.tolist()}
 
     @classmethod
-    def from_dict(cls, payload: Mapping[str, object], bits: int) -> Tail:
+    def from_dict(cls, payload: Any, bits: int) -> Tail:
         """Return the tail in a payload, after a check of types and sizes only."""
         block = frozen_weights(integers("block", payload["block"], MAX_WEIGHTS))
         return cls(integer("rest", payload["rest"]), block, bits)

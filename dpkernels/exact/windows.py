@@ -184,7 +184,7 @@ class WindowTable(BoundedTable):
         return {"base": _runs(self.base), "window": _runs(self.window), "bits": self.bits, **ends}
 
     @classmethod
-    def from_dict(cls, payload: dict[str, Any]) -> WindowTable:
+    def from_dict(cls, payload: Mapping[str, object]) -> WindowTable:
         """Return the table in a payload, after a check of types and sizes only."""
         base, window = (_from_runs(name, payload[name]) for name in ("base", "window"))
         lower, upper = (real(name, payload[name]) for name in ("lower", "upper"))
@@ -303,7 +303,7 @@ class ExactWindow(BoundedSampler):
 
         return Stacked(reports, (steps, bits, far, *numbers), interval=_interval)
 
-    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: Any, _: object) -> RealArray:
+    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: WindowPlace, _: object) -> RealArray:
         (noise, rounding), place = words, WindowPlace(*place)
         factor = step_factor(self.table.shifts, place.lower, place.upper)
         rows = rounded_rows(x, rounding, self.table.shifts, place.lower, factor)
@@ -323,11 +323,11 @@ class ExactWindow(BoundedSampler):
 class WindowPlace(NamedTuple):
     """Where the table of every value is: arrays, or a plain number where all values have the same one."""
 
-    lower: Any
-    upper: Any
-    is_middle: Any  # 1.0 where the centre of the reports is the middle of the ends as floats, else 0.0.
-    other_centre: Any  # The centre if it is not.
-    coarse: Any
+    lower: RealArray
+    upper: RealArray
+    is_middle: RealArray  # 1.0 where the centre of the reports is the middle of the ends as floats, else 0.0.
+    other_centre: RealArray  # The centre if it is not.
+    coarse: RealArray
     fine: RealArray
 
     def reports(self, doubled: RealArray, dtype: np.dtype) -> RealArray:
@@ -337,7 +337,7 @@ class WindowPlace(NamedTuple):
         return ((codes * self.coarse + centre) + codes * self.fine).astype(dtype, copy=False)
 
 
-def _interval(place: Any) -> tuple[RealArray, RealArray]:
+def _interval(place: WindowPlace) -> tuple[RealArray, RealArray]:
     return WindowPlace(*place)[:2]
 
 

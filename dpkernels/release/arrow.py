@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,7 @@ class _Relabelled:
     def __init__(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
         self._batch, self._schema = batch, schema
 
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
         return self._schema.__arrow_c_schema__(), self._batch.__arrow_c_array__()[1]
 
 
@@ -183,7 +183,7 @@ def _type(kind: pa.DataType) -> pa.DataType:
     return _rebuilt(kind, _field)
 
 
-def _rebuilt(kind: pa.DataType, rebuild: Any) -> pa.DataType:
+def _rebuilt(kind: pa.DataType, rebuild: Callable[[pa.Field], pa.Field]) -> pa.DataType:
     """Return a nested type with other fields, which a function makes of each; or a plain type as it is."""
     types = pa.types
     if types.is_map(kind):

@@ -12,6 +12,7 @@ import numpy as np
 from dpkernels.exact.batches import ExactBatch, Stack
 from dpkernels.exact.sampler import MAX_RANGES, all_in_pieces, indices_within, options_on_cpu, order_keys
 from dpkernels.jax_on_use import Array, jax, jnp
+from dpkernels.numerics import RealArray
 from dpkernels.pytrees import tree_map
 from dpkernels.random import host
 from dpkernels.release.host_engine import (
@@ -290,7 +291,7 @@ def _program(
             tests.append((low <= keys) & (keys <= high))
         return reduce(and_, tests)
 
-    def release(_: Array, __: Array, x: Array, *rest: Any) -> tuple[Array, Array]:
+    def release(_: Array, __: Array, x: Array, *rest: Any) -> tuple[RealArray, Array]:
         *words, ends, place, table = rest
         inputs = jnp.where(are_valid(x, *ends, *place), x, jnp.zeros_like(x))
         reports = stacked.near.reports if is_near and stacked.near else stacked.reports

@@ -8,10 +8,10 @@ are unsigned integers, or sets as bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,13 +19,19 @@ from dpkernels import checks
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.jax_on_use import Tracer, jax, jnp
-from dpkernels.mechanisms.categorical.base import Categorical
+from dpkernels.mechanisms.categorical.base import Categorical, Labels
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.numerics import Real
 from dpkernels.progress import bar
 from dpkernels.release import containers
+from dpkernels.release.containers import Container
 from dpkernels.release.engines import CORES
 from dpkernels.release.inputs import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
 
 MISSING = -1  # the code of a row without a value
 UNKNOWN = -2  # the code of a value that is no category
@@ -65,7 +71,7 @@ def perturb_categories(
     progress: bool | None,
     start: int,
     devices: object,
-) -> Any:
+) -> Container:
     """Return the reports of a column of categories; the arguments are those of ``perturb``, with the key's secret."""
     if clip:
         raise ValueError("clip: categories are not clipped; a mechanism with other= takes unknown ones")
@@ -143,7 +149,7 @@ def checked(
     return codes
 
 
-def codes_of(x: Any, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callable[[int], Any]]:
+def codes_of(x: Container, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callable[[int], object]]:
     """Return the code of every row, ``MISSING`` or ``UNKNOWN``, and a function from a row to its value for errors."""
     if isinstance(own, PrefixPlan):
         return _prefix_codes(x, own)
@@ -171,7 +177,7 @@ def codes_of(x: Any, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callabl
             )
 
 
-def _prefix_codes(x: Any, plan: PrefixPlan) -> tuple[np.ndarray, Callable[[int], Any]]:
+def _prefix_codes(x: Container, plan: PrefixPlan) -> tuple[np.ndarray, Callable[[int], object]]:
     """Return ``codes_of`` for words of digits."""
     if np.ndim(x) > 1:
         raise ValueError(f"x: has shape {np.shape(x)}; values are a column")
@@ -217,7 +223,7 @@ def _array_codes(values: np.ndarray, mask: np.ndarray | None, own: Categorical) 
     return codes if mask is None else np.where(mask, MISSING, codes)
 
 
-def _object_codes(values: Any, own: Categorical) -> np.ndarray:
+def _object_codes(values: Iterable[object], own: Categorical) -> np.ndarray:
     """Return the code of every object by its own value and type alone: True and 1.0 equal 1, and are no integers."""
     known = None if own.labels is None else {label: code for code, label in enumerate(own.labels)}
 
@@ -264,7 +270,7 @@ def _at(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
     return np.append(codes, MISSING)[np.where(places < 0, len(codes), places)]
 
 
-def _pandas_codes(x: Any, own: Categorical) -> np.ndarray:
+def _pandas_codes(x: pd.Series, own: Categorical) -> np.ndarray:
     import pandas as pd
 
     if containers.is_table(x):
@@ -287,7 +293,7 @@ def _pandas_codes(x: Any, own: Categorical) -> np.ndarray:
     return _at(_object_codes(values, own), places)
 
 
-def _polars_codes(x: Any, own: Categorical) -> np.ndarray:
+def _polars_codes(x: pl.Series, own: Categorical) -> np.ndarray:
     import polars as pl
 
     if type(x).__name__ != "Series":
@@ -324,7 +330,7 @@ def _arrow_codes(x: object, own: Categorical) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _wrap(x: object, own: Categorical) -> Wrap:
+def _wrap(x: Container, own: Categorical) -> Wrap:
     """Return the function from reports, and a mask of missing ones or None, to a container like x."""
     labels = own.labels if own.kind == "category" else None
     match containers.kind(x):
@@ -342,13 +348,13 @@ def _wrap(x: object, own: Categorical) -> Wrap:
             return lambda reports, _: _single(reports[0], labels)
 
 
-def _single(report: Real, labels: Any) -> Any:
+def _single(report: Real, labels: Labels | None) -> object:
     if labels is not None:
         return labels[int(report)]
     return report if np.ndim(report) else int(report)
 
 
-def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: object) -> Any:
+def _array(x: Container, reports: np.ndarray, mask: np.ndarray | None, labels: Labels | None) -> np.ndarray:
     values = reports if labels is None else np.array(labels)[reports]
     if mask is not None:
         wide = np.broadcast_to(mask.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
@@ -356,7 +362,7 @@ def _array(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: object)
     return values.reshape(values.shape[1:])[()] if np.ndim(x) == 0 else values
 
 
-def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: object) -> Any:
+def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: Labels | None) -> pa.Array:
     import pyarrow as pa
 
     if reports.ndim > 1:  # Sets are binary values of one length.
@@ -367,14 +373,16 @@ def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: object) -
     return codes if labels is None else pa.DictionaryArray.from_arrays(codes, pa.array(labels))
 
 
-def _arrow_column(x: object, reports: np.ndarray, mask: np.ndarray | None, labels: object) -> object:
+def _arrow_column(
+    x: Container, reports: np.ndarray, mask: np.ndarray | None, labels: Labels | None
+) -> pa.Array | pa.ChunkedArray:
     import pyarrow as pa
 
     array = _arrow_array(reports, mask, labels)
     return pa.chunked_array([array]) if isinstance(x, pa.ChunkedArray) else array
 
 
-def _polars_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+def _polars_column(x: pl.Series, reports: np.ndarray, mask: np.ndarray | None, labels: Labels | None) -> pl.Series:
     import polars as pl
 
     if reports.ndim > 1:
@@ -388,7 +396,7 @@ def _polars_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels:
     return codes if mask is None else codes.set(pl.Series(mask), None)
 
 
-def _pandas_column(x: Any, reports: np.ndarray, mask: np.ndarray | None, labels: Any) -> Any:
+def _pandas_column(x: pd.Series, reports: np.ndarray, mask: np.ndarray | None, labels: Labels | None) -> pd.Series:
     import pandas as pd
 
     if reports.ndim > 1:

@@ -18,8 +18,10 @@ from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
+from dpkernels.pytrees import PyTree
 from dpkernels.release import containers
 from dpkernels.release.categories import codes_of
+from dpkernels.release.containers import Container
 
 # Whom the rows of a release are about: all of them are charged, or one.
 SAME_PEOPLE, DIFFERENT_PEOPLE = ROWS = ("same-people", "different-people")
@@ -38,7 +40,7 @@ def is_statistic(certificate: object) -> bool:
 
 
 @proven("filters#proof")
-def cost(x: Any, samplers: Any, rows: str | None) -> tuple[Fraction, Fraction]:
+def cost(x: Container, samplers: PyTree, rows: str | None) -> tuple[Fraction, Fraction]:
     """Return the (epsilon, delta) of all reports of x that are about one person, by basic composition.
 
     ``samplers`` are an exact sampler or, for a table, a dict from column name to one. ``rows`` is one of ``ROWS``, or
@@ -86,7 +88,7 @@ def _cost_of_batch(shape: tuple[int, ...], sampler: ExactBatch, rows: str | None
     return EpsilonDelta(max(cost.epsilon for cost in costs), max(cost.delta for cost in costs))
 
 
-def _reports_of_a_person(x: Any, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
+def _reports_of_a_person(x: Container, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
     is_categorical = isinstance(mechanism, Categorical | PrefixPlan)
     # Values of another kind or shape are refused here.
     shape = codes_of(x, mechanism)[0].shape if is_categorical else containers.shape(x)

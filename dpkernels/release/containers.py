@@ -8,13 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dpkernels.jax_on_use import Array, Tracer, jax, jnp
 
-Rewrap = Callable[[Any], Any]
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+# An array, a column or a table of one of the libraries, which share no type; ``kind`` says of which.
+Container: TypeAlias = Any
+Rewrap = Callable[[Any], Container]
 
 _MAY_LACK_VALUES = ("numpy", "pandas", "polars", "pyarrow")
 
@@ -64,7 +71,7 @@ def check_kind(x: object) -> None:
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
 
 
-def unwrap(x: Any) -> tuple[Any, Rewrap]:
+def unwrap(x: Container) -> tuple[Any, Rewrap]:
     """Return the numbers of a column or an array as a NumPy or JAX array, and a function from reports to its kind."""
     if type(x) is np.ndarray:
         _check_dtype(x.dtype)
@@ -113,7 +120,7 @@ def _with_automatic_axes(x: Array) -> Array:
     return jax.device_put(x, sharding, may_alias=True)
 
 
-def shape(x: Any) -> tuple[int, ...]:
+def shape(x: Container) -> tuple[int, ...]:
     """Return the shape of an array, a column or a number; a TypeError for what is none, or holds no numbers."""
     match kind(x):
         case "numpy":
@@ -136,12 +143,12 @@ def naming_column(name: Hashable) -> Iterator[None]:
         raise kind(f"column {name!r}: {error}") from error
 
 
-def columns_of(table: Any) -> list[str]:
+def columns_of(table: Container) -> list[str]:
     """Return the names of a table's columns."""
     return list(table.column_names if kind(table) == "pyarrow" else table.columns)
 
 
-def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
+def replace_columns(table: Container, columns: dict[str, Container]) -> Container:
     """Return the table with some columns replaced, in their places, and with nothing but what its columns show.
 
     Attributes, metadata, categories that no row has, and values in memory under missing ones may be the raw values, and
@@ -175,7 +182,7 @@ def _places(missing: np.ndarray) -> np.ndarray:
     return np.where(missing, -1, np.cumsum(~missing) - 1)
 
 
-def _visible_array(array: Any) -> Any:
+def _visible_array(array: pd.api.extensions.ExtensionArray) -> pd.api.extensions.ExtensionArray:
     """Return the array of a pandas column or index with the memory of the values that it shows, and nothing else.
 
     Categories that no row has, values under missing ones, and Arrow's values around slices may be raw values.
@@ -195,7 +202,7 @@ def _visible_array(array: Any) -> Any:
     return array[~missing].take(_places(missing), allow_fill=True)
 
 
-def visible_index(index: Any) -> Any:
+def visible_index(index: pd.Index) -> pd.Index:
     """Return a pandas index with the memory of the labels that it shows, and nothing else."""
     if hasattr(index, "remove_unused_levels"):
         shown_index = index.remove_unused_levels()
@@ -204,7 +211,7 @@ def visible_index(index: Any) -> Any:
     return index if visible is index.array else type(index)(visible, name=index.name)
 
 
-def _visible_polars(column: Any) -> Any:
+def _visible_polars(column: pl.Series) -> pl.Series:
     """Return a polars column with the values of its rows, and no categories or memory of others."""
     kind = _visible_type(column.dtype, column)
     if kind != column.dtype:
@@ -217,7 +224,7 @@ def _visible_polars(column: Any) -> Any:
     return column.drop_nulls().gather(type(column)(_places(missing)).replace(-1, None))
 
 
-def _visible_type(kind: Any, column: Any = None) -> Any:
+def _visible_type(kind: Any, column: pl.Series | None = None) -> Any:
     """Return a polars type in which an Enum has the categories of a column; inside nested ones they are texts."""
     import polars as pl
 
@@ -242,7 +249,7 @@ def _check_dtype(dtype: np.dtype) -> None:
         raise TypeError(f"x: holds {dtype}, which float64 rounds; make it float64 and take the sensitivity of that")
 
 
-def _pandas_numbers(series: Any) -> tuple[Any, np.dtype]:
+def _pandas_numbers(series: pd.Series) -> tuple[pd.Series, np.dtype]:
     """Return a pandas column without categories, and NumPy's type of its numbers."""
     if "pandas.Series" not in _names(series):
         raise TypeError(f"x: a pandas {type(series).__name__} needs a mechanism a column, as a dict")
@@ -256,13 +263,13 @@ def _pandas_numbers(series: Any) -> tuple[Any, np.dtype]:
     return values, dtype
 
 
-def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
+def _pandas(series: pd.Series) -> tuple[np.ndarray, Rewrap]:
     values, dtype = _pandas_numbers(series)
     missing = values.isna().to_numpy()
     if values.dtype.kind != "f" and missing.any():
         raise ValueError(f"x: row {missing.argmax()} is missing{_NEEDED}")
 
-    def rewrap(reports: np.ndarray) -> Any:
+    def rewrap(reports: np.ndarray) -> pd.Series:
         # Neither attributes nor a subclass's own metadata are copied: they may hold raw values.
         released = series._constructor(reports, index=visible_index(series.index), name=series.name)
         names = ("Float32", "Float64") if hasattr(values.dtype, "numpy_dtype") else ("float32", "float64")
@@ -273,21 +280,21 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
 
 
-def _check_polars(series: Any) -> None:
+def _check_polars(series: pl.Series) -> None:
     if type(series).__name__ != "Series":
         raise TypeError(f"x: a polars {type(series).__name__} needs a mechanism a column, as a dict")
     if not series.dtype.is_numeric() or series.dtype.is_decimal() or "Int128" in str(series.dtype):
         raise TypeError(f"x: holds {series.dtype}; only integers and floats of up to 64 bits can be perturbed")
 
 
-def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:
+def _polars(series: pl.Series) -> tuple[np.ndarray, Rewrap]:
     _check_polars(series)
     if series.null_count():
         raise ValueError(f"x: row {series.is_null().arg_max()} is null{_NEEDED}")
     return series.to_numpy(), lambda reports: type(series)(series.name, reports)
 
 
-def _pyarrow_numbers(column: object) -> Any:
+def _pyarrow_numbers(column: object) -> pa.Array | pa.ChunkedArray:
     """Return an Arrow column without a dictionary."""
     if type(column).__name__ == "Table":
         raise TypeError("x: a pyarrow Table needs a mechanism a column, as a dict")
@@ -301,7 +308,7 @@ def _pyarrow_numbers(column: object) -> Any:
     return values
 
 
-def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
+def _pyarrow(column: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, Rewrap]:
     import pyarrow as pa
 
     values = _pyarrow_numbers(column)
@@ -320,7 +327,7 @@ def check_may_lack_values(x: object) -> None:
         raise TypeError(f"missing: {type(x).__name__} is not a NumPy array nor a pandas, polars or pyarrow column")
 
 
-def is_missing(x: Any) -> np.ndarray:
+def is_missing(x: Container) -> np.ndarray:
     """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked)."""
     match kind(x):
         case "numpy":
@@ -337,7 +344,7 @@ def is_missing(x: Any) -> np.ndarray:
             return np.asarray(pc.is_null(x, nan_is_null=True))
 
 
-def rows_of(x: Any, rows: np.ndarray) -> Any:
+def rows_of(x: Container, rows: np.ndarray) -> Container:
     """Return the given rows of an array, a column or a table; pandas keeps their labels."""
     match kind(x):
         case "pandas":
@@ -352,13 +359,13 @@ def rows_of(x: Any, rows: np.ndarray) -> Any:
             return np.ma.getdata(x)[rows]
 
 
-def fill_missing(x: Any, mask: np.ndarray) -> Any:
+def fill_missing(x: Container, mask: np.ndarray) -> Container:
     """Return the column with its first present value in place of each missing one."""
     filled = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
     return filled.set_axis(x.index) if kind(x) == "pandas" else filled
 
 
-def with_missing(reports: Any, mask: np.ndarray, like: object) -> Any:
+def with_missing(reports: Container, mask: np.ndarray, like: object) -> Container:
     """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
 
     The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in
@@ -385,7 +392,7 @@ def with_missing(reports: Any, mask: np.ndarray, like: object) -> Any:
             return np.ma.array(reports, mask=np.broadcast_to(by_row, reports.shape))
 
 
-def values_of(column: Any) -> list[Any]:
+def values_of(column: Container) -> list[object]:
     """Return the values of a column as objects of Python."""
     match kind(column):
         case "pyarrow":
@@ -398,7 +405,7 @@ def values_of(column: Any) -> list[Any]:
             raise TypeError(f"{type(column).__name__} is not a column; use NumPy, pandas, polars or pyarrow")
 
 
-def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
+def present_rows(x: Container) -> tuple[Container, np.ndarray | None]:
     """Return the values of an array or a column that are present, and their places unless all are; or x as it is."""
     if kind(x) not in _MAY_LACK_VALUES or np.ndim(x) == 0 or is_table(x):
         return x, None

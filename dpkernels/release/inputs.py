@@ -81,7 +81,7 @@ class Bounds:
             return typed
         return self._repaired(typed, values.dtype, first)
 
-    def check_entries(self, values: np.ndarray, entries: Any, first: int) -> np.ndarray:
+    def check_entries(self, values: np.ndarray, entries: slice | np.ndarray, first: int) -> np.ndarray:
         """Return values that may be perturbed, each in the interval of its own entry of a batch."""
         typed = values.astype(report_type(values.dtype), copy=False)
         low, high = (end if end.ndim == 0 else end[entries] for end in self._of_entries(values.dtype, typed.dtype)[:2])
@@ -168,7 +168,7 @@ class Bounds:
         return low, high
 
 
-def keys_of_ends(low: RealArray, high: RealArray) -> tuple[Any, Any]:
+def keys_of_ends(low: RealArray, high: RealArray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ``order_keys`` of the ends of intervals, with both zeros inside where an end is 0."""
     low_keys, high_keys = order_keys(low), order_keys(high)
     return low_keys - (low_keys == 0), high_keys + (high_keys == -1)

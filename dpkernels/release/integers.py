@@ -60,7 +60,7 @@ def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
         return with_keys_of_their_own(noisy)(jax.random.key_data(key), values)
 
 
-def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Any:
+def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Array:
     """Return the codes of so many values, int32, from all of their words."""
     codes = noise.whole(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
 
@@ -71,7 +71,7 @@ def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Any:
     return jax.lax.while_loop(lambda state: state[0], complete, (noise.goes_on(codes).any(), codes))[1]
 
 
-def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Any:
+def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Array:
     """Return the codes of so many values, int32, with lower halves for rows that have an open one alone."""
     rows = -(-count // _ROW)
     if count <= _MAX_WHOLLY_DRAWN:

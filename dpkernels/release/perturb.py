@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import singledispatch
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,16 +22,21 @@ from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, chosen_coordinates
 from dpkernels.numerics import Real, RealArray
 from dpkernels.progress import bar
+from dpkernels.pytrees import PyTree
 from dpkernels.random import host, keys
 from dpkernels.release import containers
 from dpkernels.release.batch_engine import BatchRelease
 from dpkernels.release.categories import is_categorical, perturb_categories
 from dpkernels.release.charges import Chargeable, charge
+from dpkernels.release.containers import Container
 from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
 from dpkernels.release.host_engine import padded_length
 from dpkernels.release.inputs import Bounds, InputError, report_type
 from dpkernels.release.process import check_process, own_settings
 from dpkernels.release.ray_data import perturb_dataset
+
+if TYPE_CHECKING:
+    import ray.data
 
 Advance = Callable[[int], Any]
 
@@ -41,8 +46,8 @@ _ROWS = 1 << 16  # The number of vectors that are checked and released at once, 
 
 
 def perturb(
-    x: Real,
-    mechanism: Any,
+    x: Container,
+    mechanism: PyTree,
     *,
     key: Array | None = None,
     exact: bool = True,
@@ -54,7 +59,7 @@ def perturb(
     rows: str | None = None,
     label: str = "",
     devices: Sequence[Any] | None = None,
-) -> Any:
+) -> Container:
     """Perturb every value of ``x`` with noise of its own, and return the reports.
 
     With ``exact=True`` (a release) the reports are drawn from the mechanism's certified integers, with ChaCha20 words
@@ -170,7 +175,9 @@ def perturb(
         return _perturb_column(x, mechanism, **options)
 
 
-def _charged(x: Any, mechanism: Any, ledger: Chargeable, rows: str | None, label: str, **options: Any) -> Any:
+def _charged(
+    x: Container, mechanism: PyTree, ledger: Chargeable, rows: str | None, label: str, **options: Any
+) -> Container:
     """Charge the release of x and then make it; an error after the charge has a note that the charge stays."""
     if not options["exact"]:
         raise ValueError("ledger: a simulation must not be released, so it is not charged")
@@ -205,7 +212,7 @@ def _no_missing(missing: str) -> ValueError:
     return ValueError(f"missing: {missing!r}; a batch has a mechanism for every value, so none may be missing")
 
 
-def _check_batches(x: Any, samplers: Any, *, clip: bool, missing: str, **_: object) -> None:
+def _check_batches(x: Container, samplers: PyTree, *, clip: bool, missing: str, **_: object) -> None:
     """Refuse, before a charge, values that do not fit a batch or its intervals."""
     columns = [(x[name], each) for name, each in samplers.items()] if isinstance(samplers, dict) else [(x, samplers)]
     for values, sampler in columns:
@@ -279,7 +286,7 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
             raise ValueError(f"x: row {first + row}, value {column} is {value}, no multiple of {step}")
 
 
-def _secret(key: Array | None, exact: bool) -> Any:
+def _secret(key: Array | None, exact: bool) -> Array | bytes:
     """Return the 32 bytes of a release's key, or a simulation's key, which are random by default."""
     if exact:
         return os.urandom(32) if key is None else keys.release_key_bytes(key)
@@ -291,7 +298,7 @@ def _secret(key: Array | None, exact: bool) -> Any:
 @singledispatch
 def _reports(
     sampler: object, secret: Any, x: RealArray, clip: bool, advance: Advance, first: int, devices: object
-) -> Any:
+) -> RealArray:
     """Return reports of a NumPy or JAX array, whose first value is value ``first`` of the release."""
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
@@ -394,8 +401,8 @@ def _(
 
 
 def _perturb_ray_dataset(
-    x: object, mechanisms: object, missing: str, clip: bool, progress: object, **options: object
-) -> Any:
+    x: ray.data.Dataset, mechanisms: object, missing: str, clip: bool, progress: object, **options: object
+) -> ray.data.Dataset:
     if missing != "refuse":
         raise ValueError(f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets")
     if not isinstance(mechanisms, Mapping) or not mechanisms:
@@ -411,7 +418,7 @@ def _perturb_ray_dataset(
     return perturb_dataset(x, mechanisms, clip)
 
 
-def _check_missing(x: Any, mechanism: Any) -> np.ndarray:
+def _check_missing(x: Container, mechanism: object) -> np.ndarray:
     """Return whether each row has a missing value; refuse rows that are all missing."""
     containers.check_may_lack_values(x)
     is_missing = containers.is_missing(x)
@@ -434,7 +441,7 @@ def _check_columns(table: object, mechanisms: object) -> None:
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
 
 
-def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
+def _perturb_table(table: Container, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Container:
     """Perturb every named column with a key of its own, and leave the other columns as they are."""
     _check_columns(table, mechanisms)
     present = None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -28,6 +28,10 @@ from dpkernels.release import containers
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import ray.data
+
 
 @dataclass(frozen=True, repr=False)
 class BlockSecrets:
@@ -37,7 +41,9 @@ class BlockSecrets:
     hashes: bytes
 
 
-def perturb_dataset(dataset: Any, mechanisms: Mapping[str, object], clip: bool = False) -> Any:
+def perturb_dataset(
+    dataset: ray.data.Dataset, mechanisms: Mapping[str, object], clip: bool = False
+) -> ray.data.Dataset:
     """Perturb some columns of a ``ray.data.Dataset``, and return it with reports in their places; see ``perturb``.
 
     The whole dataset is computed once and kept in Ray's object store, as are its reports. The key is generated here and
@@ -78,14 +84,14 @@ def fresh_secrets() -> BlockSecrets:
     return BlockSecrets(os.urandom(32), os.urandom(32))
 
 
-def number_rows(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
+def number_rows(block: pa.Table, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
     """Return the number of rows of a block and the hash of its values. Invalid values are reported later."""
     return len(block), _hash(block, unpickle(described)[0], secrets)
 
 
 def perturb_block(
-    block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known_hash: bytes
-) -> tuple[Any, str | None]:
+    block: pa.Table, described: bytes, secrets: BlockSecrets, first: int, rows: int, known_hash: bytes
+) -> tuple[pa.Table, str | None]:
     """Return the reports of a block whose first row has this number, or the errors in its values.
 
     Errors are returned, because Ray writes exceptions to logs. A RuntimeError says, without a value, that the block has
@@ -111,7 +117,7 @@ def perturb_block(
     return containers.replace_columns(block, reports), None
 
 
-def _hash(block: Any, names: Iterable[str], secrets: BlockSecrets) -> bytes:
+def _hash(block: pa.Table, names: Iterable[str], secrets: BlockSecrets) -> bytes:
     """Return a keyed hash, from which the values cannot be learned without the key."""
     digest = hashlib.blake2b(key=secrets.hashes, digest_size=32)
     for name in names:

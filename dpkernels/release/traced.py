@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import jax
 import jax.custom_batching
@@ -116,7 +115,7 @@ def _device_key(key: Array, values: Array) -> Array:
     return chacha.wrap(chacha.stream_words(jax.random.key_data(key), chacha.DEVICE_STREAM, (index, 0), 8, 32))
 
 
-def _check_lattice(lattice: Any, values: Array) -> None:
+def _check_lattice(lattice: Real | None, values: Array) -> None:
     """Refuse values that may be off the lattice: all except integers up to int32 on a lattice of all integers.
 
     Such integers are exact in float64, and no clipping moves them.
@@ -143,11 +142,11 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> RealArray:
     )
 
 
-def with_keys_of_their_own(reports: Callable[..., Real]) -> Callable[..., Any]:
+def with_keys_of_their_own(reports: Callable[..., Real]) -> Callable[..., Array]:
     """Return a function of key and values over both of which ``vmap`` maps."""
     guarded = jax.custom_batching.custom_vmap(reports)
 
-    def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Any, bool]:
+    def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Array, bool]:
         if not batched[0]:
             raise ValueError(f"key: is one for {size} rows under vmap, which would have the same noise; split it")
         return with_keys_of_their_own(jax.vmap(reports, (0, 0 if batched[1] else None)))(key, x), True

@@ -55,6 +55,7 @@ import optax
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.pytrees import PyTree
 from dpkernels.random.keys import column_key, release_key_bytes
 from dpkernels.release.integers import release_integers
 from dpkernels.release.traced import device_axes, varying_axes
@@ -80,8 +81,8 @@ class PrivateAggregateState(NamedTuple):
     settings: Array  #: the words of the transformation's settings
     step: Array  #: the number of releases so far
     micro_step: Array  #: the number of micro-batches since the last release
-    sums: Any  #: the sums of these, integers in units; empty without micro-batches
-    inner: Any  #: the state of the optimiser that takes the releases
+    sums: PyTree  #: the sums of these, integers in units; empty without micro-batches
+    inner: optax.OptState  #: the state of the optimiser that takes the releases
     noise: Any = ()  #: with a strategy, the noise of the last releases in units, latest first; as secret as the data
 
 
@@ -190,13 +191,13 @@ def private_aggregate(
         )
 
     def update(
-        updates: Any,
+        updates: optax.Updates,
         state: PrivateAggregateState,
-        params: Any = None,
+        params: optax.Params | None = None,
         *,
         mask: Array | bool | None = None,
         norms: Array | None = None,
-        **others: Any,
+        **others: object,
     ) -> tuple[optax.Updates, PrivateAggregateState]:
         _check_axes(axis_name)
         if not isinstance(state, PrivateAggregateState):
@@ -221,7 +222,7 @@ def private_aggregate(
             sums = jax.lax.psum(sums, axis_name)
         factor = noise.unit / (rows if expected_batch_size is None else expected_batch_size)
 
-        def release(sums: Any) -> tuple[Any, Array, Any, Any]:
+        def release(sums: PyTree) -> tuple[PyTree, Array, PyTree, PyTree]:
             now, following = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(base)))
             if strategy is None:
                 released, errors = _noisy(noise, now, sums), state.noise
@@ -234,7 +235,7 @@ def private_aggregate(
             moves, inner_state = optimiser.update(released, state.inner, params, **others)
             return moves, jax.random.key_data(following), errors, inner_state
 
-        def wait(sums: Any) -> tuple[Any, Array, Any, Any]:
+        def wait(sums: PyTree) -> tuple[PyTree, Array, PyTree, PyTree]:
             moves = jax.eval_shape(release, sums)[0]
             zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), moves)
             return zeros, state.key, state.noise, state.inner
@@ -307,7 +308,7 @@ def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
         )
 
 
-def _check_split(sums: Any) -> None:
+def _check_split(sums: PyTree) -> None:
     """Refuse sums that are known to be the same along an axis of devices, whose sum has every example several times."""
     axes = device_axes()
     for leaf in jax.tree.leaves(sums) if axes else ():
@@ -347,7 +348,7 @@ def _stated(words: np.ndarray) -> dict[str, float]:
     return dict(zip(names, (clip, multiplier, *map(int, words[4:])), strict=True))
 
 
-def _is_own(state: PrivateAggregateState, owner: np.ndarray, settings: np.ndarray, trees: dict[str, Any]) -> Array:
+def _is_own(state: PrivateAggregateState, owner: np.ndarray, settings: np.ndarray, trees: dict[str, PyTree]) -> Array:
     """Return whether the state is this transformation's; raise an error if it is known that it is not."""
     numbers = {"key": _OWNER, "owner": _OWNER, "settings": _SETTINGS, "step": _NUMBER, "micro_step": _NUMBER}
     integers = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.int32), trees)
@@ -396,7 +397,7 @@ def _has_one_key(state: PrivateAggregateState) -> Array:
     return jnp.array(True)
 
 
-def _noisy(noise: PrivateNoise, now: Array, sums: Any) -> Any:
+def _noisy(noise: PrivateNoise, now: Array, sums: PyTree) -> PyTree:
     """Return the sums with noise, in units: integers in float64."""
     sampler, _ = exact_noise(noise.noise_multiplier, noise.dimensions)
     leaves, tree = jax.tree.flatten(sums)
@@ -413,7 +414,7 @@ def _noisy(noise: PrivateNoise, now: Array, sums: Any) -> Any:
     return jax.tree.unflatten(tree, explicitly_sharded(noisy, leaves)(now, leaves))
 
 
-def _scaled(values: Any, factor: float, types: tuple[str, ...]) -> Any:
+def _scaled(values: PyTree, factor: float, types: tuple[str, ...]) -> PyTree:
     """Return the values times a factor, in the types of the gradients."""
     leaves, tree = jax.tree.flatten(values)
     with jax.enable_x64(True):

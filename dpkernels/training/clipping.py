@@ -18,6 +18,7 @@ added. Their gradients do not leave the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ import optax
 from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from dpkernels.pytrees import PyTree
 from dpkernels.random.chacha import varying_like
 from dpkernels.release.traced import device_axes, varying_axes
 from dpkernels.training.correlated import ToeplitzStrategy
@@ -53,7 +55,7 @@ _MAX_NORM = 1e30
 class ClippedSums:
     """The sum over examples of clipped gradients, as integers, which ``private_aggregate`` takes for gradients."""
 
-    sums: Any  #: integers in units, in the structure of the parameters; as secret as the data
+    sums: PyTree  #: integers in units, in the structure of the parameters; as secret as the data
     rows: int  #: the largest number of examples that are in the sums
     types: tuple[str, ...]  #: of the gradients
     noise: PrivateNoise  #: the noise for these sums, which has their unit
@@ -129,7 +131,7 @@ def _check_own(leaves: list[Array]) -> None:
             )
 
 
-def explicitly_sharded(function: Any, leaves: list[Any], first: int = 0) -> Any:
+def explicitly_sharded(function: Callable[..., Any], leaves: list[Array], first: int = 0) -> Callable[..., Any]:
     """Return the function for leaves on a mesh with explicit axes; its results have the leaves' axes from the first on.
 
     Inside, XLA chooses how arrays are sharded, as on a mesh without explicit axes.
@@ -147,7 +149,7 @@ def form(leaf: Any) -> str:
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
 
 
-def _count(leaves: list[Any], noise: PrivateNoise) -> int:
+def _count(leaves: list[Array], noise: PrivateNoise) -> int:
     """Return the number of examples, whose gradients must have as many values as the noise."""
     shapes = [jnp.shape(leaf) for leaf in leaves]
     if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes) or not shapes[0][0]:
@@ -162,7 +164,7 @@ def _count(leaves: list[Any], noise: PrivateNoise) -> int:
     return int(shapes[0][0])
 
 
-def values_of(leaves: list[Any]) -> int:
+def values_of(leaves: list[Array]) -> int:
     """Return the number of values of an example."""
     return sum(math.prod(jnp.shape(leaf)[1:]) for leaf in leaves)
 
@@ -319,7 +321,7 @@ def _sums_in_lanes(array: Array, first: Array) -> list[Array]:
     turns = max(2, size // (_LANES * _ADDENDS))
     lanes = size // (turns * _ADDENDS)
 
-    def squares(begin: Any, count: int) -> Array:
+    def squares(begin: Array | int, count: int) -> Array:
         place = first, jnp.asarray(begin, first.dtype)
         return jnp.square(jax.lax.dynamic_slice(array, place, (_EXAMPLES_TOGETHER, count)).astype(jnp.float64))
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 from dpkernels.training.run import ROOM, TrainingRun, calibrated_run
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 _MAX_BANDS = 64
 
@@ -106,7 +109,7 @@ class ToeplitzStrategy:
         return len(self.bands) - 1
 
     @proven("correlated_noise#proof")
-    def mixed(self, sums: RealArray, errors: tuple[Any, ...]) -> Any:
+    def mixed(self, sums: RealArray, errors: tuple[RealArray, ...]) -> RealArray:
         """Return c_0 x_t - c_1 e_{t-1} - ..., from the sums of a step and the noise of the last ones: integers."""
 
         def mix(leaf: Array, *past: Array) -> Array:
@@ -115,7 +118,7 @@ class ToeplitzStrategy:
         return jax.tree.map(mix, sums, *errors)
 
     @proven("correlated_noise#proof")
-    def unmixed(self, values: Any) -> Any:
+    def unmixed(self, values: RealArray) -> RealArray:
         """Return the values over c_0, rounded to integers, halves upwards; all of them are integers in float64."""
         first = self.bands[0]
 
@@ -165,7 +168,7 @@ class CorrelatedRun:
         """Return a delta such that the run is (epsilon, delta)-DP."""
         return self.run.delta(epsilon)
 
-    def to_dp_event(self, delta: float) -> Any:
+    def to_dp_event(self, delta: float) -> dp_accounting.DpEvent:
         """Return the event of dp_accounting whose epsilon at this delta is at least that of the run."""
         return self.run.to_dp_event(delta)
 

@@ -80,7 +80,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
+def exact_noise(multiplier: float, size: int) -> tuple[ExactNoise, float]:
     """Return the certified noise for vectors of integers and their sensitivity K, in units."""
     checks.integer_in("params: their number of values", size, 1, 1 << 31)
     half = math.sqrt(size) / 2

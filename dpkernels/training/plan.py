@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,9 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
+from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
+from dpkernels.pytrees import PyTree
 from dpkernels.random.chacha import varying_like
 from dpkernels.random.keys import check_release_key, column_key
 from dpkernels.release.traced import device_axes, varying_axes
@@ -44,6 +46,9 @@ from dpkernels.training.noise import PrivateNoise
 from dpkernels.training.run import TrainingRun, noise_multiplier_for
 from dpkernels.training.scheme_batches import allocated_batch, allocation_rate, random_assignment
 
+if TYPE_CHECKING:
+    import dp_accounting
+
 # The share of delta that the overflow of batches may take.
 _OVERFLOW_SHARE = 1e-3
 
@@ -51,7 +56,7 @@ _OVERFLOW_SHARE = 1e-3
 class PrivateBatch(NamedTuple):
     """A Poisson sample with a static shape: the rows of the data, padded, and a mask that says which count."""
 
-    examples: Any
+    examples: PyTree
     mask: Array
 
 
@@ -183,7 +188,7 @@ class TrainingPlan:
         return self.run, self.overflow, self.noise.total_variation
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the plan as numbers and names, for a checkpoint as JSON; ``from_state`` returns the plan.
 
         A state of the optimiser belongs to one noise multiplier, which another version may not find again.
@@ -233,7 +238,7 @@ class TrainingPlan:
             strategy=self.strategy,
         )
 
-        def init(params: optax.Params) -> Any:
+        def init(params: optax.Params) -> optax.OptState:
             if (size := _size(params)) != self.parameters:
                 raise ValueError(f"params: have {size} values; the plan is for {self.parameters}")
             return aggregate.init(params)
@@ -241,7 +246,7 @@ class TrainingPlan:
         return optax.GradientTransformationExtraArgs(init, aggregate.update)
 
     def batches(
-        self, key: Array, data: Any = None, *, start: int = 0, run: str | None = None
+        self, key: Array, data: PyTree = None, *, start: int = 0, run: str | None = None
     ) -> Iterator[PrivateBatch]:
         """Return the batches of the steps from ``start`` on: Poisson samples, or with a strategy those of an epoch.
 
@@ -267,7 +272,7 @@ class TrainingPlan:
         named = key if run is None else column_key(key, ("run", run))
         return self._batches(column_key(named, ("private_training batches",)), data, start)
 
-    def _batches(self, key: Array, data: Any, start: int) -> Iterator[PrivateBatch]:
+    def _batches(self, key: Array, data: PyTree, start: int) -> Iterator[PrivateBatch]:
         drawn = jax.jit(self._batches_of_a_step.drawn(key))
         for step in range(start, self.steps):
             indices, mask = drawn(jnp.uint32(step))
@@ -276,7 +281,7 @@ class TrainingPlan:
 
     def gradients(
         self,
-        loss: Callable[[Any, Any], Array],
+        loss: Callable[[optax.Params, PyTree], Array],
         params: optax.Params,
         batch: PrivateBatch,
         *,
@@ -316,7 +321,7 @@ class TrainingPlan:
         if together == count:
             return clipped(batch)
 
-        def add(sums: Any, part: PrivateBatch) -> tuple[Any, None]:
+        def add(sums: PyTree, part: PrivateBatch) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, sums, clipped(part).sums), None
 
         zeros = jax.tree.map(lambda leaf: varying_like(jnp.zeros_like(leaf, jnp.int32), leaf), params)
@@ -345,7 +350,7 @@ class TrainingPlan:
         }
         return "\n".join(f"{label:<20}{text}" for label, text in lines.items())
 
-    def to_dp_event(self) -> Any:
+    def to_dp_event(self) -> dp_accounting.DpEvent:
         """Return the event of dp_accounting, whose epsilon at the budget's delta has every cost of the plan.
 
         At other deltas it may cost less than the plan. It needs the package dp-accounting.
@@ -478,7 +483,7 @@ def _size(params: optax.Params) -> int:
     return sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
 
 
-def _rows(leaf: Any, indices: Array) -> Any:
+def _rows(leaf: Array, indices: Array) -> RealArray:
     """Return rows of an array; those of NumPy's stay there, which may be a file."""
     return leaf[indices] if isinstance(leaf, jax.Array) else np.asarray(leaf[np.asarray(indices)])
 
@@ -487,7 +492,7 @@ def _micro_batches(batch: PrivateBatch, together: int) -> PrivateBatch:
     """Return the rows as micro-batches, padded with rows that do not count; each has rows of all devices."""
     number = -(-len(batch.mask) // together)
 
-    def split(leaf: Any, mode: str = "edge") -> Array:
+    def split(leaf: Array, mode: str = "edge") -> Array:
         padding = [(0, number * together - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1)
         padded = jnp.pad(leaf, padding, mode=mode) if padding[0][1] else jnp.asarray(leaf)
         return padded.reshape(together, number, *padded.shape[1:]).swapaxes(0, 1)

@@ -15,13 +15,16 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING
 
 import accountants
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # For every scheme, what makes the guarantee of a run of one step's noise, its epochs and the steps of an epoch.
 _SCHEMES: dict[str, Callable[[accountants.Guarantee, int, int], accountants.Guarantee]] = {
@@ -135,7 +138,7 @@ class TrainingRun:
         low, high = guarantee.bracket(epsilon=epsilon, delta=delta)
         return low, self._solved(guarantee.epsilon, delta) if self.slack else high
 
-    def to_dp_event(self, delta: float) -> Any:
+    def to_dp_event(self, delta: float) -> dp_accounting.DpEvent:
         """Return the event of dp_accounting whose epsilon at this delta is at least that of the run with its slack.
 
         dp_accounting has no event for a distance. So the event is of less noise than the run's, by as much as the slack
