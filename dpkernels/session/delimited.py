@@ -51,13 +51,17 @@ class DelimitedLines:
         cells = ConvertOptions(
             column_types=types, include_columns=list(columns), strings_can_be_null=True, null_values=[""]
         )
-        lines = ParseOptions(delimiter=self.delimiter, invalid_row_handler=lambda _: "skip")
+        lines = ParseOptions(delimiter=self.delimiter)
         for path in self.paths:
             for text in self._sound_lines(path):
                 # A byte order mark is left out at the start of what is read alone, where no row must begin.
-                text = b"\n" + text
-                reading = ReadOptions(column_names=self.names, block_size=len(text) + 1)
-                yield from read_csv(pa.py_buffer(text), reading, lines, cells).to_batches()
+                reading = ReadOptions(column_names=self.names, block_size=len(text) + 2)
+                try:
+                    table = read_csv(pa.py_buffer(b"\n" + text), reading, lines, cells)
+                except pa.ArrowInvalid:  # A handler of invalid rows fails for one that is not UTF-8.
+                    text = b"\n" + self._filtered(text, has_cells=True)
+                    table = read_csv(pa.py_buffer(text), reading, lines, cells)
+                yield from table.to_batches()
 
     def _header(self, path: Path) -> list[str]:
         with path.open("rb") as file:
@@ -72,7 +76,7 @@ class DelimitedLines:
         except csv.Error:
             raise ValueError(f"data: {path} has a header that is no line of a CSV file") from None
         for other in {";", "\t", ","} - {self.delimiter}:
-            if len(names) == 1 and other in names[0] and b'"' not in line:
+            if line.count(other.encode()) > line.count(self.delimiter.encode()) and b'"' not in line:
                 raise ValueError(f"data: {path} has {other!r} between names of columns; {self.delimiter!r} is needed")
         return names
 
@@ -94,16 +98,24 @@ class DelimitedLines:
                 yield lines
 
     def _sound(self, lines: bytes) -> bytes:
+        is_plain = b'"' not in lines and lines.count(b"\r") == lines.count(b"\r\n") + lines.endswith(b"\r")
+        return lines if is_plain and len(lines) <= LONGEST_LINE else self._filtered(lines)
+
+    def _filtered(self, lines: bytes, *, has_cells: bool = False) -> bytes:
+        """Return the lines that are rows by themselves; if asked for, those alone that have as many cells as names."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        is_plain = b'"' not in lines and lines.count(b"\r") == lines.count(b"\r\n") + lines.endswith(b"\r")
-        if is_plain and len(lines) <= LONGEST_LINE:
-            return lines
-        mark = re.escape(self.delimiter)
-        cell = rf'(?:[^"\r{mark}][^\r{mark}]*|"(?:[^"\r]|"")*")?'
+        mark, quoted = re.escape(self.delimiter), r'"(?:[^"\r]|"")*"'
+        cell = rf'(?:[^"\r{mark}][^\r{mark}]*|{quoted})?'
         array = pa.array(lines.split(b"\n"), pa.binary())
-        is_sound = pc.match_substring_regex(array, rf"^{cell}(?:{mark}{cell})*\r?$")
         # Wherever it stands: the end of a block, which depends on other lines, must not decide.
-        is_short = pc.less_equal(pc.binary_length(array), LONGEST_LINE)
-        return b"\n".join(array.filter(pc.and_(is_sound, is_short)).to_pylist())
+        is_row = pc.and_(
+            pc.match_substring_regex(array, rf"^{cell}(?:{mark}{cell})*\r?$"),
+            pc.less_equal(pc.binary_length(array), LONGEST_LINE),
+        )
+        array = array.filter(is_row)
+        if has_cells:
+            bare = pc.replace_substring_regex(array, rf"(^|{mark}){quoted}", r"\1")
+            array = array.filter(pc.equal(pc.count_substring(bare, self.delimiter), len(self.names) - 1))
+        return b"\n".join(array.to_pylist())

@@ -162,6 +162,7 @@ def test_texts_of_every_encoding_are_names_and_keys(encoding, tmp_path):
     ("content", "match"),
     [
         (b"a;b\n1;2\n", "';' between names of columns; ',' is needed"),
+        (b"a;b, c;d\n1;2;3\n", "';' between names of columns; ',' is needed"),
         ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
         (b'"a,b\n1,2\n', "no line of a CSV file"),
         (b"\n1,2\n", "empty"),
@@ -172,6 +173,21 @@ def test_headers_that_cannot_be_used_are_refused(content, match, tmp_path):
     with pytest.raises(ValueError, match=match) as error:
         of(tmp_path / "people.csv")
     assert "1" not in str(error.value).replace(str(tmp_path), "").replace("UTF-16", ""), "no cell is shown"
+
+
+def test_lines_of_other_bytes_and_numbers_of_cells_are_left_out_without_a_word(tmp_path, capfd):
+    """Each is read as if it were the only one: others neither fail nor are they told."""
+    rng = np.random.default_rng(3)
+    for names in (["a"], ["a", "b"], ["a", "b", "c"]):
+        path, parts = tmp_path / "people.csv", []
+        lines = [bytes(rng.choice([*b'aab,,,""\r \xfc\xef'], rng.integers(0, 9)).tolist()) for _ in range(200)]
+        for content in (b"\n".join(lines), *(line + b"\n" for line in lines)):
+            path.write_bytes(",".join(names).encode() + b"\n" + content)
+            batches = DelimitedLines([path], ",").to_batches(names)
+            parts.append([tuple(row.values()) for batch in batches for row in batch.to_pylist()])
+        assert parts[0] == [row for part in parts[1:] for row in part]
+        assert len(parts[0]) > 5
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_file_is_opened_without_threads(tmp_path):
