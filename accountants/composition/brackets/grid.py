@@ -567,7 +567,7 @@ class _Estimate:
         losses = [(self._sorted(term)[0], term.weight) for term in terms]
         reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
         extent, lattice = _GRID_DEVIATIONS * math.sqrt(variance) + reach, self.direction.atom_lattice
-        self.is_on_atoms = extent <= _MAX_LATTICE_POINTS * lattice
+        self.is_on_atoms = 0 < extent <= _MAX_LATTICE_POINTS * lattice
         self.is_staged = extent > _MIN_STAGED_POINTS * step and not self.is_on_atoms
         if self.is_on_atoms:  # What is between the atoms is little, so that few points suffice.
             return lattice
