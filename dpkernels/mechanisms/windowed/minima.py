@@ -11,6 +11,7 @@ import numpy as np
 _GOLDEN = 0.5 * (3.0 - math.sqrt(5.0))  # the smaller part of a golden section,
 _ROOT_EPS = math.sqrt(2.2e-16)  # the root of the rounding unit,
 _MAX_EVALUATIONS = 500  # and the most evaluations of a function.
+_BLOCK = 1 << 12  # Functions that are evaluated together, so that their numbers stay in a core's cache.
 
 Functions = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -20,12 +21,16 @@ def minima_near_grid(functions: Functions, count: int, grid: np.ndarray, xatol: 
 
     ``functions(x, i)`` returns the value at x[j] of function i[j], for every j.
     """
-    everyone = np.arange(count)
-    values = np.stack([functions(np.full(count, x), everyone) for x in grid])
+    blocks = [np.arange(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK)]
+    return np.concatenate([_minima_near_grid(functions, block, grid, xatol) for block in blocks])
+
+
+def _minima_near_grid(functions: Functions, block: np.ndarray, grid: np.ndarray, xatol: float) -> np.ndarray:
+    values = np.stack([functions(np.full(len(block), x), block) for x in grid])
     best = values.argmin(0)
     low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, len(grid) - 1)]
-    x, value = bounded_minima(functions, low, high, xatol)
-    at_best = values[best, everyone]
+    x, value = bounded_minima(lambda x, some: functions(x, block[some]), low, high, xatol)
+    at_best = values[best, np.arange(len(block))]
     # Brent's method may miss the minimum of a function that jumps.
     return np.where(value <= at_best + 1e-9 * np.abs(at_best), x, grid[best])
 

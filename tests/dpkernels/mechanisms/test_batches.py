@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +12,13 @@ from helpers import ALL
 from noise_registry import LAWS
 
 import dpkernels as dpk
+from dpkernels import numerics
 from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.student import Student
+from dpkernels.mechanisms.windowed import minima
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import _least_steepest, _steepest, _steepness, critical_points
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle
@@ -279,3 +283,24 @@ def test_on_a_plateau_the_steepest_is_one_without_a_search():
             assert _steepest(*parameters) == dense
             assert (dense == 1.0) == (width < 4 / 3)
             assert 0.8 * dense <= float(_least_steepest(*parameters)) <= dense
+
+
+def test_squares_of_arrays_have_the_bits_of_pythons_power():
+    """Also where the product is nearly halfway between two floats, at powers of two, and at the ends of the range."""
+    random = np.random.default_rng(1)
+    exponents = random.integers(-400, 400, 2000)
+    edges = np.sqrt(2.0**exponents) * (1 + random.integers(-3, 4, 2000) * 2.0**-53)
+    extremes = [0.0, -0.0, 5e-324, 1e-200, 1e-160, 1.3e154, np.inf, -np.inf]
+    values = np.concatenate([random.uniform(0, 2, 20_000), np.exp(random.uniform(-340, 340, 2000)), edges, extremes])
+    assert (numerics.squared(values) == [math.pow(value, 2.0) for value in values]).all()
+    assert np.isnan(numerics.squared(np.array([np.nan]))).all()
+    with pytest.raises(OverflowError):
+        numerics.squared(np.array([1e160]))
+
+
+def test_blocks_of_budgets_have_the_widths_of_each(monkeypatch):
+    budgets = np.linspace(0.1, 8.0, 11)
+    whole = dpk.piecewise(epsilon=budgets, lower=0.0, upper=1.0).width
+    monkeypatch.setattr(minima, "_BLOCK", 3)
+    assert (dpk.piecewise(epsilon=budgets, lower=0.0, upper=1.0).width == whole).all()
+    assert whole.tolist() == [dpk.piecewise(epsilon=eps, lower=0.0, upper=1.0).width for eps in budgets.tolist()]
