@@ -197,6 +197,7 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         None if norms is None else split(norms),
     )
     groups = _groups(leaves)
+    joined = [_joined([pieces[at] for at in group]) for group in groups]
     most = _NORM_MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     number = is_counted.shape[1]
     with jax.enable_x64(True):
@@ -205,11 +206,10 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
             # Always as many, so that a norm has the same bits however many examples a device has. The last ones begin
             # with some that have been added, if their number is no multiple, and do not add these again.
             first = jnp.minimum(i * _EXAMPLES_TOGETHER, number - _EXAMPLES_TOGETHER)
-            blocks = [_block([pieces[at] for at in group], first) for group in groups]
-            by_group = [_rows(*block) for block in blocks]
+            by_group = [_rows(array, first) for array in joined]
             rows = [[group[j] for group in by_group] for j in range(_EXAMPLES_TOGETHER)]
             if given is None:
-                norms = _norms(blocks)
+                norms = _norms(joined, first)
             else:
                 norms = jnp.stack(_rows(given, first)).astype(jnp.float64)
                 rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
@@ -252,14 +252,11 @@ def _groups(leaves: list[Array]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _block(pieces: list[Array], first: Array) -> tuple[Array, Array]:
-    """Return an array of a group of leaves, and where the examples that are added up together begin in it."""
+def _joined(pieces: list[Array]) -> Array:
+    """Return the examples of a group of leaves as one array."""
     if len(pieces) == 1:
-        return pieces[0], first
-    blocks = [jax.lax.dynamic_slice_in_dim(piece, first, _EXAMPLES_TOGETHER, 1) for piece in pieces]
-    vectors = jnp.concatenate([block.reshape(*block.shape[:2], -1) for block in blocks], axis=2)
-    # In memory: else every use would look for its leaf at every value.
-    return jax.lax.optimization_barrier(vectors), jnp.zeros_like(first)
+        return pieces[0]
+    return jnp.concatenate([piece.reshape(*piece.shape[:2], -1) for piece in pieces], axis=2)
 
 
 def _rows(array: Array, first: Array) -> list[Array]:
@@ -282,9 +279,9 @@ def _separated(totals: list[Array], groups: list[list[int]], shapes: list[tuple[
     return [leaves[at] for at in range(len(shapes))]
 
 
-def _norms(blocks: list[tuple[Array, Array]]) -> Array:
-    """Return the norms of the examples that are added up together, given an array of each group and a first row."""
-    squares = [_sums_of_squares(*block, is_local=_is_local()) for block in blocks]
+def _norms(arrays: list[Array], first: Array) -> Array:
+    """Return the norms of the examples that are added up together, from a first one on, given the arrays of groups."""
+    squares = [_sums_of_squares(array, first, is_local=_is_local()) for array in arrays]
     return jnp.sqrt(jnp.stack([sum(terms[1:], terms[0]) for terms in zip(*squares, strict=True)]))
 
 
