@@ -73,7 +73,10 @@ def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
     if not is_plain:
         values = floating(jnp.asarray(at))
         may_sample = are_few(guarantee) and values.dtype == jnp.float64
-        return _evaluate_traced(guarantee, _Traced(quantity, may_sample, are_few_counts(guarantee.terms)), values)
+        counts = [checks.concrete(term.count) for term in guarantee.terms]
+        are_whole = all(count is not None and bool(np.all(count == np.floor(count))) for count in counts)
+        traced = _Traced(quantity, may_sample, are_few_counts(guarantee.terms), are_whole)
+        return _evaluate_traced(guarantee, traced, values)
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
     answers = np.full(at.shape, -1.0)
     with np.errstate(all="ignore"):
@@ -112,13 +115,14 @@ class _Traced(NamedTuple):
     quantity: type[Question]
     may_sample: bool = False
     is_enumerable: bool = False  # Whether the counts of any three losses are few enough to be enumerated.
+    are_whole: bool = False  # Whether all counts of releases are integers.
 
     def losses(self, guarantee: Any, at: RealArray) -> LossTuple:
         """Return the losses of all neighbour directions, along a first axis, in a type that holds ``at``."""
         directions = guarantee.repeated_losses(PANELS, may_sample=self.may_sample)
         dtype = jnp.result_type(at, *jax.tree.leaves(directions))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(dtype), *directions)
-        return pad_losses(stacked)
+        return tuple(dataclasses.replace(term, is_whole=self.are_whole) for term in pad_losses(stacked))
 
     def methods(self, losses: LossTuple) -> tuple[type[Composer], ...]:
         """Return the methods of which the first that applies composes the losses."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple, cast
 
@@ -35,10 +35,10 @@ from accountants.composition.interpolation import (
 )
 from accountants.composition.self_composed import (
     LossTuple,
-    RepeatedLoss,
     TiltedLoss,
     integer_power,
     least_step,
+    traced_integer_power,
 )
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, without_derivative
@@ -69,6 +69,8 @@ class _OnGrid(NamedTuple):
             return [xp.exp(count * row) for row in self.spectrum]
         if xp is np and count == np.floor(count):
             return [integer_power(row, int(count)) for row in self.spectrum]
+        if self.tilted.part.is_whole:
+            return list(traced_integer_power(xp.stack(self.spectrum), count))
         return [xp.where(xp.abs(row) > _MIN_TRANSFORM, xp.exp(count * _log(row)), 0.0) for row in self.spectrum]
 
 
@@ -179,7 +181,7 @@ class ComposedPLD(ComposedProfile):
                 shares = lagrange_weights(xp.clip(place - below, 0.0, 1.0)[None])[:, 0]
                 density = _slice(self.smooth, below - 2, len(POINTS)) @ shares / self.step
                 by_mu, by_count = scale * term.count * term.mu * density, scale * term.mu**2 / 2 * density
-                derivatives.append(RepeatedLoss(None, by_mu, by_count))
+                derivatives.append(replace(term, mu=by_mu, count=by_count))
                 continue
             # The derivative in the power of the transform.
             power, spectrum = xp.stack(self.spectrum), xp.stack(on_grid.spectrum[: len(self.spectrum)])
@@ -191,7 +193,7 @@ class ComposedPLD(ComposedProfile):
             by_mass = xp.conj(without) * weights
             by_mass = xp.fft.irfft(xp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
             losses = self._by_losses(on_grid, by_mass, scale * term.count)
-            derivatives.append(RepeatedLoss(losses, 0.0 * term.mu, scale * by_count))
+            derivatives.append(replace(term, losses=losses, mu=0.0 * term.mu, count=scale * by_count))
         return tuple(derivatives), -scale * slope
 
     def _by_losses(self, on_grid: _OnGrid, by_mass: RealArray, scale: RealArray) -> PrivacyLossDistribution:

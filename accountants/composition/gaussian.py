@@ -13,7 +13,7 @@ phi(x) enters by its logarithm, so that neither a large eps nor a small delta ov
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy as np
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.closed_form import ClosedForm
 from accountants.composition.direction import Direction
-from accountants.composition.self_composed import LossTuple, RepeatedLoss
+from accountants.composition.self_composed import LossTuple
 from accountants.composition.trade_off import around
 from accountants.loss_intervals import UNIT
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, ndtri, special_functions
@@ -83,7 +83,8 @@ class GaussianProfile(ComposedProfile):
         xp, mu = namespace(self.mu), self.mu
         by_mu = xp.exp(-((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT)
         moved = tuple(
-            RepeatedLoss(None, by_mu * term.count * term.mu / mu, by_mu * term.mu**2 / (2 * mu)) for term in self.parts
+            replace(term, mu=by_mu * term.count * term.mu / mu, count=by_mu * term.mu**2 / (2 * mu))
+            for term in self.parts
         )
         return moved, -by_mu * mills(evaluation / mu + mu / 2)
 

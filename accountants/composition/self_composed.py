@@ -16,7 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from accountants.composition.interpolation import pointwise_maximum
 from accountants.dominating_pairs.additive import AdditivePair, larger_profile
@@ -203,7 +205,7 @@ def check_releases(releases: object) -> None:
     with_one_neighbouring(releases)
 
 
-@pytree
+@partial(pytree, static=("is_whole",))
 @dataclass(frozen=True, eq=False)
 class RepeatedLoss:
     """The privacy loss of n releases of one mechanism, for one neighbour direction."""
@@ -214,6 +216,7 @@ class RepeatedLoss:
     # (the releases, -1 if their pair is mirrored and else 1) where smooth pieces are composed from samples of their
     # densities, else None.
     source: tuple[RepeatedReleases, Any] | None = None
+    is_whole: bool = False  # Whether JAX knows that n is an integer, though not which one.
 
     @property
     def infinity_mass(self) -> Real:
@@ -361,3 +364,14 @@ def integer_power(base: np.ndarray, count: int) -> np.ndarray:
         count >>= 1
         base = base * base if count else base
     return cast(np.ndarray, result)
+
+
+def traced_integer_power(base: Array, count: Array) -> Array:
+    """Return the same for JAX arrays and a float count that JAX traces."""
+
+    def square(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        count, base, result = state
+        half = jnp.floor(count / 2)
+        return half, base * base, jnp.where(count > 2 * half, result * base, result)
+
+    return jax.lax.while_loop(lambda state: state[0] > 0, square, (count, base, jnp.ones_like(base)))[2]
