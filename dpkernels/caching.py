@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial, update_wrapper
+from types import FunctionType
 from typing import Generic, TypeVar, TypeVarTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from dpkernels.jax_on_use import Array, is_deferred, jax
 
 # Of a compiled program, which has copies of the tables that it looks up: measured for noise from tables of 2^16 codes.
 _PROGRAM = 3 << 20
+_OURS = "dpkernels", "accountants"
 _OBJECT = 64  # Of a number or another small object, and of an entry of a container.
 
 
@@ -108,16 +110,20 @@ def memory_of(value: object) -> int:
             size += _OBJECT * len(item)
         elif isinstance(item, list | tuple | set | frozenset):
             pending += item
-        elif not is_deferred() and isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):
+        elif isinstance(item, FunctionType) or type(item).__module__.startswith(_OURS):
+            pending += _parts(item)
+        elif isinstance(item, Fraction):
+            continue
+        elif not is_deferred() and isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):  # This takes long.
             size += _PROGRAM
-        elif not isinstance(item, Fraction):
+        else:
             pending += _parts(item)
     return size
 
 
 def _parts(item: object) -> Iterable[object]:
     """Return what a function encloses, or the attributes of an object; nothing of other packages' objects."""
-    if not str(getattr(item, "__module__", None) or "").startswith(("dpkernels", "accountants")):
+    if not str(getattr(item, "__module__", None) or "").startswith(_OURS):
         return ()
     if closure := getattr(item, "__closure__", None):
         return [cell.cell_contents for cell in closure]

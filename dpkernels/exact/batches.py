@@ -53,8 +53,7 @@ class BatchCertificate(Certificate, kind="batch"):
                 raise CertificateError(f"{name}: has shape {np.shape(values)}; {size} entries need one number each")
         if set(np.unique(self.table_of).tolist()) != set(range(len(self.tables))):
             raise CertificateError(f"table_of: does not name each of the {len(self.tables)} tables, and no other one")
-        for number, table in enumerate(self.tables):
-            entries = np.flatnonzero(self.table_of == number)
+        for number, (table, entries) in enumerate(zip(self.tables, self.entries_of, strict=True)):
             claims = {name: values[entries] for name, values in self.claims.items()}
             if set(claims) != set(table.entry_claims):
                 raise CertificateError(
@@ -67,6 +66,12 @@ class BatchCertificate(Certificate, kind="batch"):
                     f"{name} {shortest(values[int(refused.argmax())])}" for name, values in claims.items()
                 )
                 raise CertificateError(f"entry {place}: table {number} is not certified for {claim}")
+
+    @cached_property
+    def entries_of(self) -> list[np.ndarray]:
+        """Return, for every table, the numbers of the entries that have it, in order."""
+        order = np.argsort(self.table_of, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.table_of, minlength=len(self.tables)))[:-1])
 
     @cached_property
     def epsilon(self) -> np.ndarray:
@@ -166,7 +171,7 @@ class ExactBatch:
         return [sampler.safe_radius_of(self._claims_of(number)) for number, sampler in enumerate(self.samplers)]
 
     def _claims_of(self, number: int) -> dict[str, np.ndarray]:
-        entries = self.certificate.table_of == number
+        entries = self.certificate.entries_of[number]
         return {name: values[entries] for name, values in self.certificate.claims.items()}
 
     @cached_property
@@ -216,7 +221,7 @@ class ExactBatch:
             sampler: Any = self.samplers[number]
             if sampler.stack is None:
                 return ()
-            entries = np.flatnonzero(self.certificate.table_of == number)
+            entries = self.certificate.entries_of[number]
             for i, values in enumerate(sampler.entry_places(self._claims_of(number))):
                 if i == len(columns):
                     columns.append(np.zeros(len(self.certificate.table_of), np.asarray(values).dtype))

@@ -425,10 +425,23 @@ def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
 
 def report_constants(middle: Fraction, half: Fraction) -> tuple[float, float, float]:
     """Return the middle, and half a step as a sum of two numbers of 29 bits: products are exact, fused or not."""
+    coarse, fine = split_products([half], Fraction(1))
+    return float(middle), float(coarse[0]), float(fine[0])
 
-    def short(number: Fraction) -> float:
-        mantissa, exponent = math.frexp(float(number))
-        return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
 
-    coarse = short(half)
-    return float(middle), coarse, short(half - Fraction(coarse))
+def split_products(numbers: Sequence[Fraction], factor: Fraction) -> tuple[np.ndarray, np.ndarray]:
+    """Return products with a factor as sums of two floats of 29 bits, each: the nearest one, and that of the rest."""
+    products = [(number.numerator * factor.numerator, number.denominator * factor.denominator) for number in numbers]
+    coarse, fine = _shortened([n / d for n, d in products]), list[float]()
+    mantissas, exponents = np.frexp(coarse)
+    parts = zip(products, np.ldexp(mantissas, 29).tolist(), (exponents - 29).tolist(), strict=True)
+    for (n, d), m, exponent in parts:  # n/d - m 2^exponent; a quotient of integers is rounded once.
+        up, down = max(exponent, 0), max(-exponent, 0)
+        fine.append(((n << down) - (int(m) * d << up)) / (d << down))
+    return coarse, _shortened(fine)
+
+
+def _shortened(numbers: Sequence[float]) -> np.ndarray:
+    """Return the nearest floats of 29 bits."""
+    mantissas, exponents = np.frexp(np.array(numbers, np.float64))
+    return np.ldexp(np.rint(np.ldexp(mantissas, 29)), exponents - 29)

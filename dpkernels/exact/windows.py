@@ -13,10 +13,10 @@ them at random, so what holds for rows (mean, pure DP of any two inputs) holds f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -39,8 +39,8 @@ from dpkernels.exact.sampler import (
     alias_columns,
     alias_kernel,
     fraction_bits,
-    report_constants,
     rounded_rows,
+    split_products,
     stacked_alias_kernel,
     step_factor,
 )
@@ -268,8 +268,9 @@ class ExactWindow(BoundedSampler):
         lower, upper = claims["lower"], claims["upper"]
         scale = self.table.slope * self.table.total / self.table.rise
         pairs, inverse = np.unique(np.stack([lower, upper], -1), axis=0, return_inverse=True)
-        constants = [report_constants((low + high) / 2, (high - low) * scale) for low, high in _decimals(pairs)]
-        centre, coarse, fine = np.array(constants).reshape(-1, 3)[inverse.ravel()].T
+        centres, lengths = zip(*(_centre_and_length(low, high) for low, high in pairs.tolist()), strict=True)
+        constants = np.stack([centres, *split_products(lengths, scale)])
+        centre, coarse, fine = constants[:, inverse.ravel()]
         is_middle = centre == (lower + upper) * 0.5
         return WindowPlace(lower, upper, is_middle.astype(np.float64), np.where(is_middle, 0.0, centre), coarse, fine)
 
@@ -341,8 +342,11 @@ def _interval(place: WindowPlace) -> tuple[RealArray, RealArray]:
     return WindowPlace(*place)[:2]
 
 
-def _decimals(pairs: np.ndarray) -> Iterator[tuple[Fraction, Fraction]]:
-    return ((rational(low), rational(high)) for low, high in pairs.tolist())
+@lru_cache(maxsize=1 << 14)
+def _centre_and_length(low: float, high: float) -> tuple[float, Fraction]:
+    """Return the middle of an interval, whose ends are read as decimals, and its length."""
+    first, last = rational(low), rational(high)
+    return float((first + last) / 2), last - first
 
 
 def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ...], Callable[..., RealArray]]:

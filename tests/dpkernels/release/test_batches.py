@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 from dataclasses import replace
 from fractions import Fraction
@@ -21,6 +22,7 @@ from dpkernels.exact import batches, noise, noise_construction
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.noise_certificate import certify_noise
+from dpkernels.exact.sampler import split_products
 from dpkernels.random.keys import key_from_bytes
 from dpkernels.release import batch_engine
 from dpkernels.release.batch_engine import BatchRelease
@@ -174,6 +176,26 @@ def test_a_value_outside_its_own_interval_is_refused_by_the_program_too(dtype):
     wrong = x.copy()
     wrong[4999] = 100
     assert np.isfinite(dpk.perturb(wrong, batch, clip=True)).all()
+
+
+def test_products_are_split_into_their_nearest_floats_of_29_bits():
+    """By fractions, for numbers of all sizes; and an exact product has no second part."""
+    random = np.random.default_rng(4)
+    numbers = [
+        Fraction(int(n), int(d)) * Fraction(2) ** int(e)
+        for n, d, e in zip(*random.integers(1, 1 << 62, (2, 500)), random.integers(-300, 300, 500), strict=True)
+    ]
+    factor = Fraction(3, 7)
+
+    def nearest(number):
+        mantissa, exponent = math.frexp(float(number))
+        return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)
+
+    coarse, fine = split_products(numbers, factor)
+    assert coarse.tolist() == [nearest(number * factor) for number in numbers]
+    rests = [number * factor - Fraction(c) for number, c in zip(numbers, coarse.tolist(), strict=True)]
+    assert fine.tolist() == [nearest(rest) for rest in rests]
+    assert [part.tolist() for part in split_products([Fraction(5)], Fraction(1, 8))] == [[0.625], [0.0]]
 
 
 def test_a_part_of_a_vector_takes_its_part_of_the_batch():
