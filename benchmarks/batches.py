@@ -148,6 +148,18 @@ def allocation(count: int) -> list[tuple[str, str, str]]:
     ]
 
 
+def sweep(count: int) -> tuple[str, str, str]:
+    """Return the row for a sweep of budgets by gradient."""
+    budgets = np.geomspace(0.2, 6.0, count)
+    family = tune.piecewise(epsilon=budgets, lower=-1.0, upper=1.0)
+    start = time.process_time()
+    result = tune.many(family, tune.worst_variance)
+    taken = time.process_time() - start
+    best = dpk.piecewise(epsilon=budgets, lower=-1.0, upper=1.0).worst_variance
+    excess = float(np.max(result.values / best)) - 1
+    return f"tune.many of {count} budgets, piecewise", f"{taken:.1f} s, at most {excess:.0e} above the best", "-"
+
+
 def main() -> None:
     """Print the table."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -160,6 +172,7 @@ def main() -> None:
         parameters(100_000 // size),
         accounting(100_000 // size),
         allocation(1_000 // size),
+        [sweep(10_000 // size)],
     ):
         for row in rows:
             print(f"| {' | '.join(row)} |", flush=True)
