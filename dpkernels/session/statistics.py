@@ -30,6 +30,7 @@ from dpkernels.session.results import Result
 from dpkernels.session.run import Part, Run, key_sampler
 from dpkernels.session.sums import UNIT, Lattice, NoisySums, partition, rounded_down, sampler_of
 
+Rows = tuple[np.ndarray, Sequence[np.ndarray] | None]  # the cells of rows, -1 for none, and k weights or None for ones
 FOUND = "found"  # in place of keys, which are then found privately
 PRIVATE = "private"  # in place of bounds, which are then found privately
 _PRELIMINARY_DIVISOR = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
@@ -94,7 +95,7 @@ class Statistic(abc.ABC):
 
     @property
     def has_private_bounds(self) -> bool:
-        return False
+        return getattr(self, "bounds", None) is not None
 
     @property
     def stated_bounds(self) -> Mapping[str, tuple[float, float]]:
@@ -215,8 +216,8 @@ class Statistic(abc.ABC):
         sums = run.sums(self.names, shape, lambda block: self.rows_of(block, groups.codes(block)))
         return run.noisy(sums, lattice, epsilon, self.title)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
-        """Return the cells of rows, -1 for none, and their k integer weights, or None for ones."""
+    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
+        """Return the cells of rows and their integer weights."""
         return codes, None
 
     def _noise_width(self, person_rows: int, epsilon: float, confidence: float = 0.95) -> float:
@@ -326,7 +327,7 @@ class Histogram(Count):
         index = groups.index(self.cells) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
         return _of_counts(self.title, noisy, index, run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
         values, edges = numbers(block[self.column]), np.asarray(self.edges, float)
         if len(edges) <= _FEW_EDGES:  # Comparisons are faster than searches.
             bins = np.full(len(values), -1, np.int64)
@@ -370,10 +371,6 @@ class _OfColumn(Statistic):
             check_bounds(self.lower, self.upper)
 
     @property
-    def has_private_bounds(self) -> bool:
-        return self.bounds is not None
-
-    @property
     def stated_bounds(self) -> Mapping[str, tuple[float, float]]:
         return {} if self.has_private_bounds else {self.column: self._ends}
 
@@ -402,7 +399,7 @@ class Sum(_OfColumn):
         known = 0.0 if lower >= 0 else -np.inf, 0.0 if upper <= 0 else np.inf
         return Result(self.title, groups.index(), noisy.sums.reshape(-1) * size, bounds, known, run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
         lower, upper = self._ends
         shares = np.clip(numbers(block[self.column]), lower, upper)
         missing = np.isnan(shares)
@@ -470,7 +467,7 @@ class Mean(_OfColumn):
         values = start + unit * self.ratio.value(noisy)
         return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
         t, missing = scaled(block[self.column], *self._ends)
         return np.where(missing, -1, codes), partition(self._basis(t))
 
@@ -564,7 +561,7 @@ class Regression(Statistic):
             self.title, index, columns([ratio.value(noisy) for ratio in ratios]), bounds, _kind=run.table.kind
         )
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, Sequence[np.ndarray] | None]:
+    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
         (y, no_y), (x, no_x) = (
             scaled(block[name], *ends) for name, ends in zip((self.y, self.x), self._ends, strict=True)
         )
