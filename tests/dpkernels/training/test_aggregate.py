@@ -41,7 +41,7 @@ from dpkernels.training import (
     private_aggregate,
     renew_key,
 )
-from dpkernels.training.aggregate import _RUNS, _has_one_key
+from dpkernels.training.aggregate import _RUNS, _has_one_key, _is_own
 from dpkernels.training.noise import exact_noise
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -130,12 +130,12 @@ def test_norms_are_sums_in_float64(is_local, monkeypatch):
     The numbers of values are those where the lanes of a sum end, or a rest begins.
     """
     monkeypatch.setattr(clipping, "_is_local", lambda: is_local)
-    for size in (1, 1023, 1024, 1039, 1 << 18):
-        rows = np.random.default_rng(size).uniform(0.5, 1.0, (1, 6, size)).astype(np.float32)
+    for parts, size in ((1, 1), (1, 1023), (1, 1024), (1, 1039), (2, 1039), (1, 1 << 18)):
+        rows = np.random.default_rng(size).uniform(0.5, 1.0, (parts, 6, size)).astype(np.float32)
         with jax.enable_x64(True):
             norms = jax.jit(lambda rows: clipping._norms([rows, 2 * rows], jnp.int32(2)))(rows)
-        exact = 5 * np.square(rows[0, 2:].astype(float)).sum(1)
-        assert np.abs(np.asarray(norms)[:, 0] / np.sqrt(exact) - 1).max() < 2.0**-40
+        exact = 5 * np.square(rows[:, 2:].astype(float)).sum(2)
+        assert np.abs(np.asarray(norms).T / np.sqrt(exact) - 1).max() < 2.0**-40
 
 
 def test_short_gradients_are_rounded_and_long_ones_are_clipped(noise):
@@ -344,6 +344,16 @@ def test_a_state_of_another_transformation_is_refused(other):
     assert np.isnan(flat(update)).all()
     assert np.isnan(flat(every_row(aggregate)(BATCH, following)[0])).all()
     assert np.isfinite(flat(every_row(aggregate)(BATCH, copied(template))[0])).all()
+
+
+def test_a_program_finds_a_state_of_another_transformation():
+    """By the function that the compiled update calls, where the words of a state are not known."""
+    own = private_aggregate(1.0, 5.0, KEY).init(SMALL)
+    owner, settings = np.asarray(own.owner), np.asarray(own.settings)
+    is_own = jax.jit(lambda state: _is_own(state, owner, settings, {"sums": (), "noise": ()}))
+    assert is_own(own)
+    for name in ("clip norm", "less noise", "key", "name of the run"):
+        assert not is_own(OTHERS[name]().init(SMALL))
 
 
 @pytest.mark.lengthy

@@ -79,12 +79,28 @@ def test_rows_of_a_poisson_batch_are_not_in_the_order_of_the_data():
     assert first.indices.tolist() != other.indices.tolist()
 
 
+def test_places_have_words_of_their_own(monkeypatch):
+    """Words that also decide which rows are in the batch would order them by these: places would not be random."""
+    keys, bits = [], jax.random.bits
+
+    def recorded(key, *others):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return bits(key, *others)
+
+    monkeypatch.setattr(jax.random, "bits", recorded)
+    poisson_batch(KEY, 10, 0.5, 10)
+    assert len(keys) == len(set(keys)) == 2
+
+
 def test_places_that_a_sort_would_decide_are_not_used(monkeypatch):
     """Equal words would keep the order of the data."""
     words = jnp.array([[1, 2, 3, 3], [7, 7, 7, 7]], jnp.uint32)
     for upper, is_drawn in ((words, False), (words.at[1, 3].set(8), True)):
         monkeypatch.setattr(jax.random, "bits", lambda *_, upper=upper: upper)
         assert at_random_places(KEY, jnp.array([True, False]), 4).mask.any() == is_drawn
+    # A batch with more rows than its capacity is empty.
+    assert at_random_places(KEY, jnp.ones(4, bool), 4).mask.all()
+    assert not at_random_places(KEY, jnp.ones(5, bool), 4).mask.any()
 
 
 @pytest.mark.parametrize("steps", [3, 1000, (1 << 16) - 1])
