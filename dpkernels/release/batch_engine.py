@@ -226,6 +226,7 @@ def _ends(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends, is_near
     """
     if ends is None:
         return _Columns(finite_keys(dtype))
+    _limit_kept(sampler, (_ends, number, dtype, ends, is_near))
     low, high = keys = ends[0].entry_keys(ends[1], dtype)
     stacked, place = sampler.stacks[number].stacked, sampler.places[number]
     if is_near and stacked.near:
@@ -255,18 +256,23 @@ def _on_device(columns: object, length: int) -> Any:
     return tree_map(padded, columns)
 
 
-_MAX_KEPT = 1 << 8  # Parts of vectors whose numbers are kept on the device.
+_MAX_KEPT = 1 << 8  # Parts of vectors whose numbers are kept on the device, and intervals.
 
 
 def _kept(sampler: ExactBatch, first: int, count: int, length: int, number: int, ends: _Columns) -> Any:
-    kept = sampler.derived[_parts,]
-    kept.append((_kept, first, count, length, number, ends))
-    if len(kept) > _MAX_KEPT:
-        sampler.derived.pop(kept.pop(0), None)
+    _limit_kept(sampler, (_kept, first, count, length, number, ends))
     entries: Any = np.arange(first, first + count) % sampler.size
     if first + count <= sampler.size:
         entries = slice(first, first + count)
     return _on_device((_at(ends, entries), *_numbers(sampler, number, entries)), length)
+
+
+def _limit_kept(sampler: ExactBatch, key: tuple[Any, ...]) -> None:
+    """Note that a value will be kept for a key, and forget the oldest one if there are too many."""
+    kept = sampler.derived[_parts,]
+    kept.append(key)
+    if len(kept) > _MAX_KEPT:
+        sampler.derived.pop(kept.pop(0), None)
 
 
 def _parts(sampler: ExactBatch) -> list[Any]:

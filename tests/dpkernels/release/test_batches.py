@@ -26,6 +26,7 @@ from dpkernels.exact.sampler import split_products
 from dpkernels.random.keys import key_from_bytes
 from dpkernels.release import batch_engine
 from dpkernels.release.batch_engine import BatchRelease
+from dpkernels.release.inputs import Bounds
 
 KEY = key_from_bytes(bytes(range(3, 35)))
 RANDOM = np.random.default_rng(5)
@@ -196,6 +197,22 @@ def test_products_are_split_into_their_nearest_floats_of_29_bits():
     rests = [number * factor - Fraction(c) for number, c in zip(numbers, coarse.tolist(), strict=True)]
     assert fine.tolist() == [nearest(rest) for rest in rests]
     assert [part.tolist() for part in split_products([Fraction(5)], Fraction(1, 8))] == [[0.625], [0.0]]
+
+
+def test_what_a_sampler_keeps_for_intervals_and_parts_is_limited(monkeypatch):
+    """Intervals of other objects, as every file has, do not add up; and a value that was forgotten is made again."""
+    monkeypatch.setattr(batch_engine, "_MAX_KEPT", 4)
+    batch = dpk.piecewise(epsilon=1.0, lower=-np.linspace(1, 2, 5000), upper=np.linspace(1, 2, 5000))
+    own = dpk.exact_sampler(batch)
+    sampler = batches.ExactBatch(batch, own.certificate, own.samplers)
+    engine, sizes, reports = BatchRelease(sampler, bytes(32)), set(), set()
+    for _ in range(12):
+        out = np.empty(5000)
+        engine(np.zeros(5000), 0, out, Bounds.of(sampler, clip=False), 0)
+        sizes.add(len(sampler.derived))
+        reports.add(out.tobytes())
+    assert max(sizes) <= 12
+    assert len(reports) == 1
 
 
 def test_a_part_of_a_vector_takes_its_part_of_the_batch():
