@@ -115,14 +115,13 @@ def test_the_bracket_of_ten_thousand_scales_is_narrow():
     batch = guarantee(dpk.Additive(dpk.Laplace(np.exp(RANDOM.uniform(4, 6, 10_000))), 1.0))
     low, high = batch.bracket(delta=1e-6)
     assert low < batch.estimate_epsilon(1e-6) < high < 1.035 * low
-    for widest in (0.0, 2.0):
-        few = guarantee(dpk.Additive(dpk.Laplace(np.exp(RANDOM.uniform(widest - 2, widest, 12))), 1.0))
-        for at in ({"delta": 1e-6}, {"epsilon": 2.0}):
-            (low, high), (least, most) = few.bracket(**at), few.unjoined.bracket(**at)
-            assert low <= most
-            assert least <= high < 1.06 * low
-            assert low < least * (1 + 1e-5)
-            assert high > most * (1 - 1e-5)
+    few = guarantee(dpk.Additive(dpk.Laplace(np.exp(RANDOM.uniform(0, 2, 12))), 1.0))
+    for at in ({"delta": 1e-6}, {"epsilon": 2.0}):
+        (low, high), (least, most) = few.bracket(**at), few.unjoined.bracket(**at)
+        assert low <= most
+        assert least <= high < 1.06 * low
+        assert low < least * (1 + 1e-5)
+        assert high > most * (1 - 1e-5)
 
 
 @pytest.mark.parametrize("side", [1, -1])
