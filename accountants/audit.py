@@ -95,7 +95,7 @@ def audit(
     return _bound_of_event(_best_event(chosen, delta, error_rate, statistic), tested, delta, error_rate)
 
 
-def _outputs(release: Callable[[Any, int], Any], x: Real, count: int) -> np.ndarray:
+def _outputs(release: Callable[[Any, int], RealArray], x: Real, count: int) -> np.ndarray:
     outputs = np.asarray(release(x, count))
     if outputs.ndim == 0 or len(outputs) != count:
         raise ValueError(f"release: returned an array of shape {outputs.shape} for a count of {count}")

@@ -175,7 +175,7 @@ class BatchGuarantee(ComposableGuarantee):
         """Return a delta such that all reports are (epsilon, delta)-DP; see ``Guarantee.delta``."""
         return self._upper.delta(epsilon)
 
-    def epsilon(self, delta: Real) -> Any:
+    def epsilon(self, delta: Real) -> Real:
         """Return an epsilon such that all reports are (epsilon, delta)-DP; see ``Guarantee.epsilon``."""
         return self._upper.epsilon(delta)
 
@@ -183,7 +183,7 @@ class BatchGuarantee(ComposableGuarantee):
         """Return an estimate of the smallest delta at an epsilon, with ratios joined in cells of one mean square."""
         return self._near.estimate_delta(epsilon)
 
-    def estimate_epsilon(self, delta: Real) -> Any:
+    def estimate_epsilon(self, delta: Real) -> Real:
         """Return an estimate of the smallest epsilon at a delta, with ratios joined in cells of one mean square."""
         return self._near.estimate_epsilon(delta)
 
@@ -228,7 +228,7 @@ class BatchGuarantee(ComposableGuarantee):
 class LargestGuarantee(Risks):
     """The guarantee of several guarantees, each about people of its own: the largest of each number."""
 
-    def __init__(self, members: tuple[Any, ...]) -> None:
+    def __init__(self, members: tuple[ComposableGuarantee, ...]) -> None:
         self.terms = members
 
     def delta(self, epsilon: Real) -> Any:
@@ -243,7 +243,7 @@ class LargestGuarantee(Risks):
         """Return an estimate of the smallest such delta."""
         return self._largest(lambda member: member.estimate_delta(epsilon))
 
-    def estimate_epsilon(self, delta: Real) -> Any:
+    def estimate_epsilon(self, delta: Real) -> Real:
         """Return an estimate of the smallest such epsilon."""
         return self._largest(lambda member: member.estimate_epsilon(delta))
 
@@ -267,7 +267,7 @@ class LargestGuarantee(Risks):
         """Return the guarantee of these reports, and of others that are about every one of the people."""
         return LargestGuarantee(tuple(member.compose(*others) for member in self.terms))
 
-    def _largest(self, quantity: Callable[[Any], Any]) -> Real:
+    def _largest(self, quantity: Callable[[ComposableGuarantee], Real]) -> Real:
         return plain(largest_of([quantity(member) for member in self.terms]))
 
     def _curve_point(self, alpha: float) -> CurvePoint:

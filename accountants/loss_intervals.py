@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import Boolean, Real, gauss_legendre
+from dpkernels.distributions.base import Distribution
+from dpkernels.numerics import Boolean, Real, RealArray, gauss_legendre
 from dpkernels.proven import proven
 
 UNIT = 2.0**-53  # The rounding of a float.
@@ -147,7 +148,11 @@ def of_tails(
 
 
 def _between(
-    source: Any, x: np.ndarray, ends: np.ndarray, shift: float, steepness: Callable[[Any, Any], Any] | None
+    source: Distribution,
+    x: np.ndarray,
+    ends: np.ndarray,
+    shift: float,
+    steepness: Callable[[np.ndarray, np.ndarray], RealArray] | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return masses of f(. - shift) between consecutive points, in either order; and their errors.
 

@@ -26,7 +26,7 @@ from dpkernels.numerics import (
     without_derivative,
 )
 from dpkernels.proven import proven
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import PyTree, pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 SMOOTH_PANELS = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
@@ -130,7 +130,7 @@ class SmoothPieces:
         intervals = self.intervals and self.intervals.where(present)
         return dataclasses.replace(self, right=right, beyond=(self.whole[0], end), intervals=intervals)
 
-    def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
+    def nodes(self, panels: int, cuts: RealArray | None = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""
         count = len(self.left)
         xp = namespace(self.left, self.right)
@@ -298,12 +298,12 @@ class PrivacyLossDistribution:
         return log_p_and_loss
 
 
-def _exchanged(sign: Real, first: object, second: object) -> tuple[Any, Any]:
+def _exchanged(sign: Real, first: object, second: object) -> tuple[PyTree, PyTree]:
     xp = namespace(sign)
     if xp is np:
         return (first, second) if sign > 0 else (second, first)
 
-    def chosen(one: object, other: Any) -> Any:
+    def chosen(one: object, other: PyTree) -> Any:
         if callable(one):
             return lambda x, i: xp.where(sign > 0, one(x, i), other(x, i))
         return xp.where(sign > 0, one, other)
@@ -389,7 +389,9 @@ def _extent(values: RealArray) -> RealArray:
     return xp.stack([values, -values]).max(-1, keepdims=True).sum(0)  # By one reduction.
 
 
-def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
+def panel_rule(
+    panels: int, value: Real, *, dense: bool = False, cuts: RealArray | None = None
+) -> tuple[RealArray, RealArray]:
     """Return nodes and weights on [0, 1] of the given number of panels, in the type of ``value``.
 
     If ``dense``, nodes accumulate quadratically at both ends, by t = s^2 (3 - 2 s), because the sums of few releases

@@ -17,6 +17,7 @@ from dpkernels.batches import of_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
+from dpkernels.pytrees import PyTree
 from dpkernels.solve import bisect, first_feasible, root
 
 _ESTIMATE = "ask accountants.guarantee(mechanism) for estimate_delta or estimate_epsilon"
@@ -194,7 +195,7 @@ def solved(pairs: tuple[DominatingPair, ...], delta: jax.Array) -> Real:
 
 @solved.defjvp
 def _implicit_derivative(
-    primals: tuple[tuple[DominatingPair, ...], Real], tangents: tuple[Any, Real]
+    primals: tuple[tuple[DominatingPair, ...], Real], tangents: tuple[PyTree, Real]
 ) -> tuple[Real, Real]:
     pairs, delta = primals
     eps = solved(pairs, delta)

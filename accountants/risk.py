@@ -35,6 +35,7 @@ from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.trade_off import CurvePoint, searched_place
 from accountants.precision import in_64_bits
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.numerics import Real, RealArray, namespace, ndtri, plain, without_derivative
 from dpkernels.proven import proven
 
@@ -285,7 +286,7 @@ class RiskReport:
     delta: float
 
     @cached_property
-    def _numbers(self) -> dict[str, Any]:
+    def _numbers(self) -> JsonObject:
         return {
             "neighbouring": self.guarantee.neighbouring,
             "delta": self.delta,
@@ -295,7 +296,7 @@ class RiskReport:
             "true_positive_rates": {rate: float(self.guarantee.true_positive_rate(rate)) for rate in RATES},
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the numbers, in a form that ``json`` can write; an infinite epsilon is None."""
         numbers = self._numbers
         return numbers | {
@@ -384,7 +385,7 @@ def _grid(guarantee: Any, xp: Any) -> tuple[Any, Any]:
     )
 
 
-def _around_best(values: Real, height: Any) -> list[Any]:
+def _around_best(values: Real, height: Any) -> list[RealArray]:
     """Return the values before, at and after the place of the highest line."""
     xp = namespace(values, height)
     best = xp.clip(height.argmax(-1), 1, height.shape[-1] - 2)[..., None]

@@ -245,7 +245,7 @@ def _with_log_factor(t: Real, releases: Guarantee) -> Guarantee:
 
 @in_64_bits
 def composed_budget(
-    constructor: Callable[..., Any],
+    constructor: Callable[..., Mechanism],
     *,
     epsilon: Any = None,
     delta: Any = None,
@@ -255,7 +255,7 @@ def composed_budget(
     initial_guess: float | None = None,
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
-    **arguments: Any,
+    **arguments: Real,
 ) -> Mechanism:
     """Return the mechanism of the largest eps0 in [0.01, 20] such that ``count`` releases meet a target together.
 
@@ -377,14 +377,14 @@ def _at_log_budget(releases: Callable[[Real, PyTree], Guarantee], t: Real, param
 
 
 def split_arguments(
-    constructor: Callable[..., Mechanism], arguments: dict[str, Any]
+    constructor: Callable[..., Mechanism], arguments: Mapping[str, PyTree]
 ) -> tuple[Callable[[Real, PyTree], Mechanism], dict[str, Real]]:
     """Return (a function without tracers from (eps0, numbers) to the mechanism, the arguments with JAX numbers)."""
     numbers, fixed = _split(arguments)
     return lambda level, moving: constructor(epsilon=level, **fixed, **moving), numbers
 
 
-def _split(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(arguments: Mapping[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree]]:
     numbers = {name: value for name, value in arguments.items() if namespace(*jax.tree.leaves(value)) is jnp}
     return numbers, {name: value for name, value in arguments.items() if name not in numbers}
 

@@ -206,7 +206,10 @@ def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> RealArray:
 
 
 # The x below which log K(x) - log K(x - D) exceeds a loss.
-_CUTS: dict[type, Callable[[Any, Real, Real], RealArray]] = {Gaussian: _gaussian_cut, Laplace: _laplace_cut}
+_CUTS: dict[type[Distribution], Callable[[Any, Real, Real], RealArray]] = {
+    Gaussian: _gaussian_cut,
+    Laplace: _laplace_cut,
+}
 
 
 def least_weight(kernel: Distribution, theta: Real, D: Real, epsilon: Real, delta: Real, rtol: float = 0.0) -> Real:

@@ -6,7 +6,7 @@ Mechanisms of this package have a privacy profile, which is tighter: compose it 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -113,6 +113,6 @@ def _budgets(epsilons: object, deltas: object) -> tuple[np.ndarray, np.ndarray]:
     return eps.ravel(), delta.ravel()
 
 
-def _sum_upwards(values: Any) -> float:
+def _sum_upwards(values: Iterable[float]) -> float:
     total = math.fsum(values)
     return float(np.nextafter(total, np.inf)) if math.fsum([*values, -total]) > 0 else total

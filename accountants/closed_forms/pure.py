@@ -168,7 +168,7 @@ def _entry(values: RealArray, s: RealArray) -> RealArray:
     return xp.take_along_axis(spread, xp.broadcast_to(s, shape)[..., None], -1)[..., 0]
 
 
-def raised(at: Callable[[Real, PyTree], Real], parameters: PyTree, epsilon: Real, delta: Real, scale: Real) -> Any:
+def raised(at: Callable[[Real, PyTree], Real], parameters: PyTree, epsilon: Real, delta: Real, scale: Real) -> Real:
     """Return eps moved up, in growing steps, until the profile is at most delta; the move has no derivative."""
     xp = namespace(epsilon)
     parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.self_composed import RepeatedLoss
+from accountants.composition.self_composed import LossTuple, RepeatedLoss
 from dpkernels.numerics import Boolean, Real, RealArray, choose, namespace
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import while_loop
@@ -25,15 +25,15 @@ class ComposedProfile(abc.ABC):
     """The privacy profile of composed releases, without infinite losses; a pytree of arrays."""
 
     @abc.abstractmethod
-    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+    def evaluate(self, epsilon: Real) -> tuple[Any, Any, PyTree]:
         """Return (log delta, its derivative in eps, the evaluation that ``gradient`` needs) at one eps."""
 
     @abc.abstractmethod
-    def gradient(self, evaluation: Any) -> tuple[Any, Any]:
+    def gradient(self, evaluation: PyTree) -> tuple[PyTree, Any]:
         """Return the derivatives of delta in everything that is composed, and in eps; JAX arrays only."""
 
     @abc.abstractmethod
-    def empty(self) -> Any:
+    def empty(self) -> PyTree:
         """Return an evaluation of zeros: the shape of what ``evaluate`` returns last."""
 
     def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
@@ -64,7 +64,7 @@ class ComposedProfile(abc.ABC):
             done = is_found(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
             return (k < _MAX_ITERATIONS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
-        def advance(state: Any) -> Any:
+        def advance(state: PyTree) -> Any:
             k, eps, value, slope, low, high, _ = state
             low, high = choose(value > log_delta, eps, low), choose(value > log_delta, high, eps)
             low, high = choose(k > 0, low, floor - 1), choose(k > 0, high, np.inf)
@@ -104,11 +104,11 @@ class Composer(abc.ABC):
         """Return the method with the numbers that suit a direction."""
 
     @abc.abstractmethod
-    def prepare(self, losses: Any) -> tuple[Any, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[Any, Any]:
         """Return (what is composed, the probability of an infinite loss) for the losses of all releases."""
 
     @abc.abstractmethod
-    def profile_of(self, prepared: Any, direction: Any) -> ComposedProfile:
+    def profile_of(self, prepared: PyTree, direction: Any) -> ComposedProfile:
         """Return the privacy profile of the finite losses that were prepared for a direction."""
 
     def compose(self, direction: Any) -> tuple[ComposedProfile, Real]:
@@ -120,6 +120,6 @@ class Composer(abc.ABC):
         """Return an estimate of the eps at which log delta has a value."""
         return 0.0 * log_delta
 
-    def rounding(self, losses: tuple[RepeatedLoss, ...], like: Any) -> Real:
+    def rounding(self, losses: tuple[RepeatedLoss, ...], like: RealArray) -> Real:
         """Return the approximate relative error of delta in the type of a number."""
         return sum(term.count for term in losses) * namespace(like).finfo(like.dtype).eps

@@ -130,7 +130,7 @@ class _Traced(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("traced",))
-def _evaluate_traced(guarantee: Any, traced: _Traced, at: RealArray) -> Real:
+def _evaluate_traced(guarantee: HasTerms, traced: _Traced, at: RealArray) -> Real:
     return _value_at(traced, guarantee, at)
 
 
@@ -142,14 +142,14 @@ def _evaluate_one_or_more(guarantee: HasTerms, quantity: type[Question], at: jax
     def evaluate_one(guarantee: HasTerms) -> Real:
         return quantity.of_one_release(guarantee.terms[0].one_release(), at).astype(at.dtype)
 
-    def evaluate_more(guarantee: Any) -> Real:
+    def evaluate_more(guarantee: HasTerms) -> Real:
         return _evaluate_traced(guarantee, _Traced(quantity), at).astype(at.dtype)
 
     return jax.lax.cond(term.count == 1, evaluate_one, evaluate_more, guarantee)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value_at(traced: _Traced, guarantee: Any, at: Array) -> Any:
+def _value_at(traced: _Traced, guarantee: HasTerms, at: Array) -> Real:
     losses = traced.losses(guarantee, at)
 
     def value_at(number: Array) -> RealArray:
@@ -202,7 +202,7 @@ def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     return value, change.astype(value.dtype)
 
 
-def _at_each(function: Callable[[Array], PyTree], at: Array, losses: LossTuple) -> Any:
+def _at_each(function: Callable[[Array], PyTree], at: Array, losses: LossTuple) -> PyTree:
     """Return the results of a function for each number, in the type of the losses."""
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(losses)))
     at = jnp.minimum(at, jnp.finfo(at.dtype).max ** 0.5)  # Also for an infinite eps.
@@ -226,7 +226,7 @@ def _decisive(losses: LossTuple, counts_move: bool = True) -> LossTuple:
     return tuple(map(decisive, losses))
 
 
-def _masses(losses: LossTuple) -> list[Any]:
+def _masses(losses: LossTuple) -> list[RealArray]:
     """Return a number of each term that is NaN if a parameter of the term is."""
     return [jnp.ravel(term.mu if term.losses is None else term.losses.p)[0] for term in losses]
 
@@ -306,7 +306,7 @@ _VALUE = _Computation(_value, _zero)
 _SLOPES = _Computation(_value_and_slopes, _zero_and_slopes)
 
 
-def _compute_if(needed: Boolean, compute: Callable[[], Any], otherwise: object) -> Any:
+def _compute_if(needed: Boolean, compute: Callable[[], PyTree], otherwise: object) -> PyTree:
     """Return the computed value where it is needed, by a loop, as lax.cond under vmap computes both sides for all."""
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
@@ -314,13 +314,13 @@ def _compute_if(needed: Boolean, compute: Callable[[], Any], otherwise: object) 
 
 def _largest(
     computation: _Computation, traced: _Traced, directions: LossTuple, along: LossTuple | None, at: RealArray
-) -> tuple[Any, _Answer]:
+) -> tuple[Array, _Answer]:
     """Return (the direction with the largest value, its answer); eps is searched above that of earlier directions.
 
     ``along`` are changes of the directions' losses, on a second axis, or None.
     """
 
-    def next_direction(best: tuple[RealArray, _Answer], numbered: Any) -> tuple[Any, None]:
+    def next_direction(best: tuple[RealArray, _Answer], numbered: PyTree) -> tuple[Any, None]:
         number, losses, changes = numbered
         largest = best[1].value
         direction = Direction(traced.quantity(at, largest), losses)
@@ -336,7 +336,7 @@ def _largest(
 
 
 @cache
-def _largest_in_batches(computation: _Computation, traced: _Traced) -> Callable[..., tuple[Any, _Answer]]:
+def _largest_in_batches(computation: _Computation, traced: _Traced) -> Callable[..., tuple[Array, _Answer]]:
     """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
 
     def together(directions: LossTuple, *_: object) -> int:
@@ -348,7 +348,7 @@ def _largest_in_batches(computation: _Computation, traced: _Traced) -> Callable[
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _largest_with_slopes(
     traced: _Traced, directions: LossTuple, along: LossTuple | None, at: Real
-) -> tuple[Any, _Answer]:
+) -> tuple[Array, _Answer]:
     return _largest_in_batches(_SLOPES, traced)(directions, along, at)
 
 

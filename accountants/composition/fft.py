@@ -99,7 +99,7 @@ class ComposedPLD(ComposedProfile):
     parts: tuple[_OnGrid, ...]  # The losses that are composed.
     # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0; JAX arrays have as many zeros before them.
     weights: RealArray
-    kinks: Any  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
+    kinks: RealArray  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
 
     def empty(self) -> _Evaluation:
         xp = namespace(self.g)
@@ -129,7 +129,7 @@ class ComposedPLD(ComposedProfile):
         weights = self.weights
         return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - below, SIZE)
 
-    def _at_distance(self, below: RealArray, place: RealArray, weights: Any) -> Any:
+    def _at_distance(self, below: RealArray, place: RealArray, weights: Any) -> RealArray:
         """Return the weights, or sums by them, for the true distance from eps to the first grid point above it."""
         xp, (delta, slope) = namespace(place, weights), weights
         x = xp.maximum((below + 1 - place) * self.step, 0.0)

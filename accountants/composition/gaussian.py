@@ -54,7 +54,7 @@ class GaussianProfile(ComposedProfile):
         total = sum(term.count * term.mu**2 for term in losses)
         return cls(losses, namespace(total).sqrt(total))
 
-    def empty(self) -> Any:
+    def empty(self) -> PyTree:
         return 0.0 * self.mu
 
     def guess(self, log_delta: Any) -> Real:

@@ -104,7 +104,7 @@ def taylor_shift(s: RealArray) -> tuple[RealArray, RealArray]:
 
 
 def share_on_grid(
-    nodes: PrivacyLossDistribution, mass: Any, offset: Real, step: Real, size: int, count: Real = 1
+    nodes: PrivacyLossDistribution, mass: RealArray, offset: Real, step: Real, size: int, count: Real = 1
 ) -> GridInterpolation:
     """Return masses on grid points offset + k step, entry k modulo ``size``; atoms near the grid are lumped."""
     loss = nodes.finite[1]

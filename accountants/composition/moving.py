@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,32 +15,34 @@ from dpkernels.pytrees import PyTree
 MAX_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
 
 
-def leaves_that_move(tangents: PyTree) -> tuple[list[Any], tuple[bool, ...]]:
+def leaves_that_move(tangents: PyTree) -> tuple[list[Array], tuple[bool, ...]]:
     """Return the leaves of tangents, given with symbolic zeros, and whether each of them may be other than 0."""
     leaves = jax.tree.leaves(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
     return leaves, tuple(not isinstance(leaf, SymbolicZero) and leaf.dtype != jax.dtypes.float0 for leaf in leaves)
 
 
-def split_moving(leaves: Sequence[Any], moving: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+def split_moving(leaves: Sequence[PyTree], moving: Sequence[bool]) -> tuple[list[PyTree], list[PyTree]]:
     """Return the leaves that move, and all others."""
     pairs = list(zip(leaves, moving, strict=True))
     return [leaf for leaf, moves in pairs if moves], [leaf for leaf, moves in pairs if not moves]
 
 
-def join_moving(structure: object, moving: tuple[bool, ...], moved: Sequence[Any], others: Sequence[Any]) -> Any:
+def join_moving(
+    structure: object, moving: tuple[bool, ...], moved: Sequence[PyTree], others: Sequence[PyTree]
+) -> PyTree:
     """Return the pytree of these leaves, as ``split_moving`` gives them."""
     sources = {True: iter(moved), False: iter(others)}
     return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
 
 
-def derivatives_forwards(function: Callable[[list[Any]], Any], moved: list[Array]) -> tuple[Any, Any]:
+def derivatives_forwards(function: Callable[[list[Array]], PyTree], moved: list[Array]) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
     flat, restore = ravel_pytree(moved)
     if not moved:
         value = function(moved)
         return value, jax.tree.map(lambda leaf: jnp.zeros((0, *leaf.shape), leaf.dtype), value)
 
-    def restored(flat: Any) -> Any:
+    def restored(flat: Array) -> PyTree:
         return function(restore(flat))
 
     if len(flat) == 1:  # Without vmap the program is smaller.

@@ -120,7 +120,7 @@ def are_tables(releases: tuple[RepeatedReleases, ...]) -> bool:
     return all(isinstance(pair, Atoms) for term in releases for pair in term.pairs)
 
 
-def _tables(term: RepeatedReleases) -> tuple[tuple[Any, Any], tuple[Any, Any]] | None:
+def _tables(term: RepeatedReleases) -> tuple[tuple[RealArray, RealArray], tuple[RealArray, RealArray]] | None:
     """Return the probabilities of one release under p and q, and those of the mirror, or None if it is no table.
 
     A bound of a pair has masses of its own in each direction.

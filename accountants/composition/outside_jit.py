@@ -144,7 +144,7 @@ def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tup
     return _composed_slopes(guarantee, parameters, epsilon)
 
 
-def _delta_of_one_release(guarantee: HasTerms, epsilon: Real) -> Any:
+def _delta_of_one_release(guarantee: HasTerms, epsilon: Real) -> Real:
     return profile(guarantee.terms[0].one_release(), epsilon)
 
 
@@ -191,7 +191,9 @@ class _Parameters:
         moving = jax.tree.unflatten(self.structure, self.moving)
         return any(term.count for term in moving.terms)
 
-    def gradient(self, function: Callable[..., Real], static: tuple[Any, ...], epsilon: Real) -> tuple[list[Any], Any]:
+    def gradient(
+        self, function: Callable[..., Real], static: tuple[object, ...], epsilon: Real
+    ) -> tuple[list[Any], Any]:
         """Return the derivatives of function(guarantee, *static, eps) in the numbers that move and in eps."""
         with jax.enable_x64(True):
             slopes = _gradient(function, static, self.structure, self.moving, *self._split, epsilon)
@@ -199,8 +201,8 @@ class _Parameters:
         return by_moving, by_epsilon
 
     def differentiate(
-        self, function: Callable[..., Any], static: tuple[Any, ...], *arguments: object
-    ) -> tuple[Any, Callable[[Any], list[np.ndarray]]]:
+        self, function: Callable[..., PyTree], static: tuple[object, ...], *arguments: object
+    ) -> tuple[PyTree, Callable[[PyTree], list[np.ndarray]]]:
         """Return the results (losses, infinite) of a function, and a map from derivatives in the losses.
 
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
@@ -247,8 +249,8 @@ def _gradient(
     moved: list[np.ndarray],
     others: list[np.ndarray],
     epsilon: RealArray,
-) -> Any:
-    def value(moved: list[Any], epsilon: Any) -> Any:
+) -> list[Array]:
+    def value(moved: list[Array], epsilon: Real) -> Any:
         return function(join_moving(structure, moving, moved, others), *static, epsilon)
 
     by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
@@ -261,13 +263,13 @@ def _forwards(
     static: tuple[int, Boolean],
     structure: object,
     moving: tuple[bool, ...],
-    moved: list[Any],
-    others: list[Any],
+    moved: list[Array],
+    others: list[Array],
     arguments: tuple[object, ...],
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
-    def results(moved: list[Any]) -> Any:
+    def results(moved: list[Array]) -> PyTree:
         return function(join_moving(structure, moving, moved, others), *static, *arguments)
 
     return derivatives_forwards(results, moved)
@@ -279,8 +281,8 @@ def _backwards(
     static: tuple[int, Boolean],
     structure: object,
     moving: tuple[bool, bool, bool],
-    moved: list[Any],
-    others: list[Any],
+    moved: list[Array],
+    others: list[Array],
     arguments: tuple[Composer],
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
@@ -288,5 +290,5 @@ def _backwards(
 
 
 @jax.jit
-def _pulled_back(back: Callable[[PyTree], PyTree], cotangents: PyTree) -> Any:
+def _pulled_back(back: Callable[[PyTree], PyTree], cotangents: PyTree) -> list[Array]:
     return back(cotangents)[0]

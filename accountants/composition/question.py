@@ -71,7 +71,7 @@ class Question(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def chain(by_epsilon: Any) -> tuple[Any, Any]:
+    def chain(by_epsilon: Real) -> tuple[Any, Any]:
         """Return the derivative of the answer by delta(eps), and that of delta(eps) less its target by ``at``."""
 
 

@@ -91,7 +91,7 @@ def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
     c = order - 1
     xp = namespace(c)
     directions: list[Any] = []
-    resolved: list[Any] = []
+    resolved: list[Boolean] = []
     for mirror in guarantee.neighbour_directions:
         total = 0.0 * c
         for term in guarantee.terms:
@@ -147,11 +147,11 @@ def _log_q(losses: PrivacyLossDistribution) -> RealArray:
 class _Terms(NamedTuple):
     """Values q g(l) = e^size u of an integrand at points along a last axis."""
 
-    size: Any  # inf where q is 0 and p is not.
-    factor: Any  # u, from 0 to a.
+    size: RealArray  # inf where q is 0 and p is not.
+    factor: RealArray  # u, from 0 to a.
     # Relative errors: if losses have full precision, and if they are differences of log densities.
-    error: Any
-    noise: Any
+    error: RealArray
+    noise: RealArray
 
     def sum(self, weights: Any) -> tuple[Any, Any, Any]:
         """Return the log of the weighted sum, and bounds of its relative error and noise."""
@@ -166,7 +166,7 @@ class _Terms(NamedTuple):
         return top[..., 0] + log_or_never(total), error, noise
 
 
-def _terms(log_q: Any, loss: Any, log_p: Real, c: Any) -> _Terms:
+def _terms(log_q: Any, loss: RealArray, log_p: Real, c: Any) -> _Terms:
     xp, a = namespace(log_q, loss, c), 1 + c
     is_infinite, endless = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
     present = (log_q > -np.inf) & (loss < np.inf)
@@ -247,7 +247,7 @@ class _Places:
 class _Panels(NamedTuple):
     """Panels of pieces, and what is known of their integrals."""
 
-    piece: Any
+    piece: RealArray
     start: Any
     end: Any
     whole: Any  # The log of the integral by the nodes of the whole panel.
@@ -288,12 +288,12 @@ class _Panels(NamedTuple):
 class _Integral(NamedTuple):
     """The integral of q g(l) over pieces, and the panels that matter."""
 
-    piece: Any
+    piece: RealArray
     start: Any
     end: Any
     log_value: Any
     error: Any  # A bound of the relative error.
-    is_resolved: Any
+    is_resolved: Boolean
     diverges: Boolean
 
 
@@ -364,7 +364,7 @@ def _search_on_host(term: RepeatedReleases, number: int, mirror: bool, index: in
 # A callback runs with the default settings of JAX, in which numbers have 32 bits: their bits are passed as integers.
 
 
-def _packed(leaf: object) -> Any:
+def _packed(leaf: object) -> RealArray:
     leaf = jnp.asarray(leaf)
     return jax.lax.bitcast_convert_type(leaf, jnp.uint32) if leaf.dtype == jnp.float64 else leaf
 

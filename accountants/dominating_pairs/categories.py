@@ -7,8 +7,6 @@ own, 1 - own - other and other, and under the second one these in the opposite o
 
 from __future__ import annotations
 
-from typing import Any
-
 from accountants.dominating_pairs.discrete import Atoms
 from dpkernels.exact.categories import CategorySampler
 from dpkernels.mechanisms.categorical.base import Categorical
@@ -30,7 +28,7 @@ def support_chances(mechanism: Categorical | CategorySampler) -> tuple[Real, Rea
     return p, p * others * namespace(p).exp(-mechanism.epsilon)
 
 
-def category_pair(mechanism: Any) -> Atoms:
+def category_pair(mechanism: Categorical) -> Atoms:
     """Return the pair of any two categories.
 
     With sets of k, own = p (d - k)/(d - 1) and other = (1 - p) k/(d - 1). With blocks, of which two categories share

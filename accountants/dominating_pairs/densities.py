@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
-from dpkernels.numerics import Real, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, turning_points
 
@@ -275,7 +275,7 @@ def density_pair(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -
     return pair
 
 
-def _value(coefficients: Any, x: Any) -> Any:
+def _value(coefficients: RealArray, x: Any) -> Any:
     """Return the sum of Legendre polynomials, whose coefficients are along a last axis, at x."""
     xp = namespace(x)
     values = [xp.ones_like(x), x]

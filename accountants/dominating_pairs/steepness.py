@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,5 +83,5 @@ def _derivatives(function: Callable[[Real], Real], z: Real) -> list[np.ndarray]:
         return derivatives
 
 
-def _slope(function: Callable[[Real], Real], z: Real) -> Any:
+def _slope(function: Callable[[Real], Real], z: Real) -> Real:
     return jax.jvp(function, (z,), (jnp.ones_like(z),))[1]

@@ -214,7 +214,7 @@ class _Runs(NamedTuple):
     top: Any  # The end with the larger loss.
     extent: RealArray  # The signed distance to the other end.
     loss: Any  # The loss at the top.
-    in_p: Any  # Whether p's window covers the interval.
+    in_p: RealArray  # Whether p's window covers the interval.
     in_q: Boolean
 
 

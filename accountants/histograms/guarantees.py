@@ -50,7 +50,7 @@ class HistogramGuarantee:
 
 
 def known_domain_guarantee(
-    k: Real, discovery_epsilon: Any, delta: Real, *, sigma: Any = None, scale: Real | None = None, leak: Real = 0.0
+    k: Real, discovery_epsilon: Real, delta: Real, *, sigma: Any = None, scale: Real | None = None, leak: Real = 0.0
 ) -> HistogramGuarantee:
     """Return the guarantee of ``known_domain_top_k``, from exactly one of sigma and scale; arguments broadcast.
 
@@ -66,7 +66,7 @@ def known_domain_guarantee(
     checks.within("discovery_epsilon", discovery_epsilon, 0.0, np.finfo(float).max)
     k, eps = np.asarray(k), discovery_epsilon
     # Of one count: the description, rho, the terms of eq. 3, and the pure budget.
-    pure: Any
+    pure: Real
     if scale is None:
         rho = concentrated.gaussian_rho(sigma)
         count, terms, pure = f"Gaussian noise, sigma {sigma}", (rho, 2 * rho), np.inf

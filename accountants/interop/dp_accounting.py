@@ -152,7 +152,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         closed_form = self._known_delta(target_epsilon)
         return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
-    def get_true_positive_rates(self, false_positive_rates: Any, deltas: object = None) -> Real:
+    def get_true_positive_rates(self, false_positive_rates: Real, deltas: object = None) -> Real:
         """Return upper bounds of the true positive rates of any attack at some false positive rates.
 
         They are those of the trade-off curve itself, so that ``deltas``, at which dp_accounting looks, are not needed.
@@ -453,7 +453,7 @@ def _budget(epsilon: Real, delta: Real) -> _AccountedRelease | None:
     return _AccountedRelease("budget", (float(epsilon), float(delta))) if epsilon or delta else None
 
 
-def _truncated(event: Any, relation: Relation) -> _AccountedRelease | None:
+def _truncated(event: dp_accounting.DpEvent, relation: Relation) -> _AccountedRelease | None:
     """Return Gaussian noise on a Poisson sample of a capacity; the dataset is the larger one of both neighbours."""
     _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     rate, capacity, examples = event.sampling_probability, event.truncated_batch_size, event.dataset_size

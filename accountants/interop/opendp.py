@@ -108,7 +108,7 @@ def _bounded_map(certificate: BoundedCertificate) -> Callable[[int], float]:
     return lambda d_in: epsilon if d_in else 0.0
 
 
-def _additive_map(certificate: Any, delta: float | None) -> Callable[[float], tuple[float, float]]:
+def _additive_map(certificate: NoiseCertificate, delta: float | None) -> Callable[[float], tuple[float, float]]:
     if certificate.table.tail:
         if delta is not None:
             raise ValueError(f"delta: {delta}; this noise has no end, and its delta is 0")

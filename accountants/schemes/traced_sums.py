@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.schemes.ratio_sums import law_of, self_sum
 from dpkernels.jax_on_use import Array
 from dpkernels.numerics import Real, RealArray
+from dpkernels.pytrees import PyTree
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 DOTS = 2048  # The losses of a table of JAX numbers.
@@ -87,7 +87,7 @@ def _gains(total: _Sum, strike: np.ndarray, removed: bool) -> tuple[np.ndarray, 
     return np.maximum(strike * mass - first if removed else first - strike * mass, 0.0), mass
 
 
-def _divergence(removed: bool, numbers: tuple[Any, ...], count: int | None = None) -> np.ndarray:
+def _divergence(removed: bool, numbers: tuple[np.ndarray, ...], count: int | None = None) -> np.ndarray:
     ratio, mass, infinite, steps, epsilon = numbers
     count = round(float(steps)) if count is None else count
     sign = -1 if removed else 1
@@ -95,7 +95,7 @@ def _divergence(removed: bool, numbers: tuple[Any, ...], count: int | None = Non
     return (np.exp(epsilon) if removed else 1.0) * gain / count + infinite
 
 
-def _slopes(removed: bool, in_steps: bool, *numbers: Any) -> list[np.ndarray]:
+def _slopes(removed: bool, in_steps: bool, *numbers: np.ndarray) -> list[np.ndarray]:
     """Return the derivatives in the masses and in the values, along a last axis, in eps, and in the steps."""
     ratio, mass, _, steps, epsilon = numbers
     count, sign = round(float(steps)), -1 if removed else 1
@@ -122,13 +122,13 @@ def mean_divergence(removed: bool, ratio: Real, mass: Real, infinite: Real, step
 
 
 @partial(mean_divergence.defjvp, symbolic_zeros=True)
-def _(removed: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+def _(removed: bool, primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Array, Array]:
     ratio, *_, epsilon = primals
     shape, kind = jnp.shape(epsilon), jnp.result_type(epsilon)
     moves = [not isinstance(tangent, SymbolicZero) for tangent in tangents]
     shapes = [shape + jnp.shape(ratio) * (k < 2) for k in range(4)]
     by_mass, by_ratio, by_epsilon, by_steps = _on_host(partial(_slopes, removed, moves[3]), shapes, *primals)
-    change: Any = jnp.zeros(shape, kind)
+    change: Array = jnp.zeros(shape, kind)
     for k, slope in ((0, by_ratio), (1, by_mass)):
         change = change + ((slope * tangents[k]).sum(-1) if moves[k] else 0.0)
     for k, factor in ((2, 1.0), (3, by_steps), (4, by_epsilon)):

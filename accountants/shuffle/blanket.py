@@ -307,7 +307,7 @@ def _(mechanism: Windowed) -> WorstInputs:
     return WorstInputs((outcomes,), jnp.log((outcomes.upper.p / outcomes.upper.q).max()), exact=False)
 
 
-def _density(m: Windowed, v: RealArray, middle: Real) -> Any:
+def _density(m: Windowed, v: RealArray, middle: Real) -> RealArray:
     return m.level * m.base.density(v) + m.height * m.window.density((v - middle) / m.width + 0.5)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.numerics import RealArray, namespace
 
 
-def outcome_probabilities(mechanism: Any) -> tuple[RealArray, RealArray, RealArray, RealArray]:
+def outcome_probabilities(mechanism: Categorical) -> tuple[RealArray, RealArray, RealArray, RealArray]:
     """Return the least probability of classes of reports, those under x and x', and those under what others may hold.
 
     All reports have the same uniform probability under a mixture of the categories, times p g of those that support the

@@ -275,11 +275,11 @@ class Problem:
         With A the weighted squares of a level's sensitivities, r its ratio and g = d epsilon/d log r, this is A/r^2
         proportional to g, which is about proportional to r^q: q is 2 where many releases compose, 1 for pure noise.
         """
-        levels: Any
+        levels: np.ndarray
         levels, which = np.unique(ratios, return_inverse=True)
         A, n = (np.bincount(which, values) for values in (self.weights * self.sensitivities**2, np.ones(self.size)))
         q = 1.0 if self.kind == "pure" else 2.0
-        gains: Any = n.copy()
+        gains: np.ndarray = n.copy()
         for turn in range(_MAX_ITERATIONS):
             levels = (A / gains) ** (1 / (2 + q))
             if self.kind != "composed" or turn == _MAX_ITERATIONS - 1:

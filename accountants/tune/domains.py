@@ -156,8 +156,8 @@ class Ordered(Domain):
     """Vectors 0 < x_1 < ... < x_n with gaps x_i - x_(i-1) in ``LogBetween(low, high)``, so that x has an effect."""
 
     count: int
-    low: Any
-    high: Any
+    low: Real
+    high: Real
     span: tuple[float, float] = (-1.3, 1.3)
 
     def at(self, z: Real) -> Real:
@@ -183,7 +183,7 @@ def values(domains: dict[str, Domain], z: RealArray) -> dict[str, Any]:
     return parameters
 
 
-def point(domains: dict[str, Domain], parameters: dict[str, float]) -> np.ndarray:
+def point(domains: dict[str, Domain], parameters: dict[str, Real]) -> np.ndarray:
     """Return z, of shape (n,), of the parameters; see ``Domain.z_of``."""
     places = (np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items())
     return np.concatenate([np.zeros(0), *places])

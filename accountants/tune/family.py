@@ -57,7 +57,7 @@ class Family(abc.ABC):
         return self.epsilon, self.delta
 
     @abc.abstractmethod
-    def build(self, free: dict[str, Any]) -> Member:
+    def build(self, free: dict[str, Real]) -> Member:
         """Return the mechanism, as precise as a search needs it; what the budget determines is solved for.
 
         Numbers are plain, or traced by JAX where several parameters are free or there are many budgets. A NaN in the
@@ -68,7 +68,7 @@ class Family(abc.ABC):
         """Return the mechanism from plain numbers, rounded conservatively; its claim is the budget."""
         return self.build(free)
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         """Return every parameter of a member by its name in the constructor, those solved for too."""
         return dict(free)
 
@@ -77,7 +77,7 @@ class Family(abc.ABC):
         return expression(mechanism)
 
     @property
-    def unit(self) -> Any:
+    def unit(self) -> Real:
         """Return the length that a search measures errors in: the sensitivity, or half the interval of the inputs."""
         return getattr(self, "sensitivity", 1.0)
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
+from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.best_noise import BestNoise, noise
@@ -154,7 +154,7 @@ def _certified(
 ) -> FreeForm:
     logs = -np.concatenate([[0.0], np.cumsum(falls)])
 
-    def releases(t: float) -> Any:
+    def releases(t: float) -> Guarantee:
         return guarantee(Additive(member(t), 1.0)).repeat(named.count)
 
     def member(t: float) -> Tabulated:

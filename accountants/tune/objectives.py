@@ -196,7 +196,7 @@ class Objective:
         theta = None if self.theta is None else 2 * self.theta / (upper - lower)
         return dataclasses.replace(self, numbers=(*places, *self.numbers[self.places :]), theta=theta)
 
-    def factor(self, unit: float) -> Real:
+    def factor(self, unit: Real) -> Real:
         """Return the factor from values in units of a length to those in data units."""
         return unit**self.power if self.power else 1.0
 
@@ -318,7 +318,7 @@ def true_positive_rate(false_positive_rate: float, releases: Releases | None = N
     return _of_guarantee(*risks, releases, "true positive rate", false_positive_rate)
 
 
-def _estimated_advantage(risks: Risks) -> Any:
+def _estimated_advantage(risks: Risks) -> Real:
     return risks.estimate_delta(0.0)
 
 

@@ -91,7 +91,7 @@ class Cost:
     nearest: SearchResult = NOTHING
     least_missed: float = math.inf
     solved: float = 0.0
-    last_point: Any = field(default=None, repr=False)
+    last_point: np.ndarray | None = field(default=None, repr=False)
     last_slopes: Any = field(default=None, repr=False)
 
     def __call__(self, z: np.ndarray) -> float:
@@ -371,7 +371,7 @@ def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.Gradi
     rule = optax.with_extra_args_support(optimizer)
 
     @jax.custom_jvp
-    def value_at(z: RealArray) -> Any:
+    def value_at(z: RealArray) -> Real:
         return jax.pure_callback(lambda z: np.float64(cost(np.asarray(z))), jax.ShapeDtypeStruct((), z.dtype), z)
 
     @value_at.defjvp

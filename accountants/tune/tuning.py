@@ -14,7 +14,7 @@ import optax
 
 from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
-from accountants.tune.family import Family, checked, expression
+from accountants.tune.family import Family, Member, checked, expression
 from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as_objective, evaluate
 from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
@@ -472,7 +472,7 @@ def _certified(
     family: Family,
     objective: Objective,
     free: dict[str, Any],
-    mechanism: Any,
+    mechanism: Member,
     value: float,
     path: dict[str, np.ndarray],
     evaluations: int,

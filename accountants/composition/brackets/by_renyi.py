@@ -24,7 +24,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 from accountants.composition.brackets.cells import NoGridError, best_offset, cells_on_grid, split_monotone
 from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.masses import Masses, above
-from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
+from accountants.composition.self_composed import ConvergenceError, HasTerms, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
@@ -49,7 +49,7 @@ _UNITS = 64  # The roundings of a moment's logarithm, relative to 1 and to its l
 
 
 @proven("sums#closed-forms")
-def epsilon_of_orders(guarantee: Any, delta: float) -> float:
+def epsilon_of_orders(guarantee: HasTerms, delta: float) -> float:
     """Return the least epsilon at delta of the orders that are tried; inf if no divergence is finite."""
 
     def epsilon(c: float, divergence: float) -> float:
@@ -60,7 +60,7 @@ def epsilon_of_orders(guarantee: Any, delta: float) -> float:
 
 
 @proven("sums#closed-forms")
-def delta_of_orders(guarantee: Any, epsilon: float) -> float:
+def delta_of_orders(guarantee: HasTerms, epsilon: float) -> float:
     """Return the least delta at epsilon of the orders that are tried, at most 1."""
 
     def log_delta(c: float, divergence: float) -> float:

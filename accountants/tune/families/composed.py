@@ -81,7 +81,7 @@ class PureDPFamily(ComposableFamily):
         """Return the function from ``epsilon`` to what is released at that budget."""
         return lambda *, epsilon: self.with_budget(epsilon).certified_member(free)
 
-    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Any:
+    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Mechanism:
         return self.member(target.largest_budget(free, solved), free)
 
     def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Mechanism:
@@ -98,9 +98,9 @@ class FreeRate:
 
     query: str | None
     spread: Real
-    size: Any
+    size: Real
 
-    def error(self, p: Real) -> Any:
+    def error(self, p: Real) -> Real:
         """Return the standard deviation of the sample's estimate."""
         return 0.0 * p if self.query is None else _SAMPLING_ERRORS[self.query](self.spread, self.size, p)
 
@@ -132,9 +132,9 @@ class Composed(Family):
     """T releases of one member of a family that are (eps, delta)-DP together, on samples or not; see ``composed``."""
 
     inner: Any
-    count: Any
-    epsilon: Any
-    delta: Any
+    count: Real
+    epsilon: Real
+    delta: Real
     rate: Any
 
     # What is solved for is known to 1e-10, and a turn is thousands of times as long as of one release.
@@ -181,19 +181,19 @@ class Composed(Family):
         return self if theta is None else replace(self, inner=self.inner.for_error(theta))
 
     @property
-    def unit(self) -> Any:
+    def unit(self) -> Real:
         return self.inner.unit
 
-    def build(self, free: dict[str, Any]) -> Member:
+    def build(self, free: dict[str, Real]) -> Member:
         return self.build_near(free, 0.0)
 
     def build_near(self, free: dict[str, Real], solved: Real) -> Member:
         return self._built(free, lambda family, free: family.each.composed(family, free, solved))
 
-    def certified_member(self, free: dict[str, Any]) -> Member:
+    def certified_member(self, free: dict[str, Real]) -> Member:
         return self.certified_member_near(free, 0.0)
 
-    def certified_member_near(self, free: dict[str, Any], solved: float) -> Member:
+    def certified_member_near(self, free: dict[str, Real], solved: float) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
         return self._built(free, lambda family, free: family.each.composed_release(family, free, solved))
 
@@ -223,13 +223,13 @@ class Composed(Family):
         guess = xp.where(near > 0, near, xp.minimum(2 * ratio, self.epsilon))
         return largest_budget(_releases, (self, free), self.epsilon, self.delta, guess, _TOLERANCE)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         if isinstance(mechanism, Subsampled):
             return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "rate": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
         return {**self.each.parameters(free, mechanism), **own}
 
-    def solved_budget(self, member: Member) -> Real:
+    def solved_budget(self, member: Any) -> Real:
         solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
         return 0.0 if solved is None else solved  # Noise that is scaled has no claim here.
 
@@ -304,21 +304,21 @@ class ShuffledFamily(Family):
         return self.inner.domains
 
     @property
-    def unit(self) -> Any:
+    def unit(self) -> Real:
         return self.inner.unit
 
-    def build(self, free: dict[str, Any]) -> Member:
+    def build(self, free: dict[str, Real]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
         target = {"n": self.n, "epsilon": self.epsilon, "delta": self.delta}
         t = log_budget(_member, (self.inner, free), **target, by_integral=True)
         return self.inner.member(namespace(t).exp(t), free)
 
-    def certified_member(self, free: dict[str, Any]) -> Member:
+    def certified_member(self, free: dict[str, Real]) -> Member:
         """Return the member, private by the upper end of the rigorous bracket of the integers."""
         epsilon, delta = map(float, self.budget)
         return calibrate.shuffled(self.inner.released(free), epsilon=epsilon, delta=delta, n=self.n)
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {**self.inner.parameters(free, mechanism), "epsilon of a report": mechanism.epsilon}
 
     def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
@@ -332,7 +332,7 @@ class ShuffledFamily(Family):
         return epsilon, realised
 
 
-def _member(level: Real, parameters: tuple[Any, dict[str, Any]]) -> Parabolic:
+def _member(level: Real, parameters: tuple[PureDPFamily, dict[str, Real]]) -> Parabolic:
     family, free = parameters
     return family.member(level, free)
 

@@ -52,7 +52,7 @@ SOLVED = 1e-13  # Relative: how exactly a member of a search meets its budget. W
 class Constructed(PureDPFamily):
     """The mechanisms that a constructor makes from given and free arguments; see ``constructed``."""
 
-    constructor: Callable[..., Any]
+    constructor: Callable[..., Mechanism]
     given: dict[str, Any]
     free: tuple[tuple[str, Domain], ...] = ()
 
@@ -82,14 +82,14 @@ class Constructed(PureDPFamily):
         return self._given(sensitivity=factor * self.given["sensitivity"]) if "sensitivity" in self.given else self
 
     @property
-    def unit(self) -> Any:
+    def unit(self) -> Real:
         given = self.given
         return (given["upper"] - given["lower"]) / 2 if "lower" in given else given["sensitivity"]
 
     def arguments(self, free: dict[str, Real]) -> dict[str, Any]:
         return {**self.given, **free}
 
-    def build(self, free: dict[str, Any]) -> Any:
+    def build(self, free: dict[str, Real]) -> Any:
         return self.constructor(**self.arguments(free))
 
     def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
@@ -109,8 +109,8 @@ class Scaled(ComposableFamily):
     """
 
     kernel: Distribution
-    epsilon: Any
-    delta: Any
+    epsilon: Real
+    delta: Real
     sensitivity: Real
 
     @property
@@ -125,7 +125,7 @@ class Scaled(ComposableFamily):
     def target(self) -> dict[str, Any]:
         return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
-    def shape(self, free: dict[str, Real]) -> Any:
+    def shape(self, free: dict[str, Real]) -> Distribution:
         return self.kernel
 
     @property
@@ -133,7 +133,7 @@ class Scaled(ComposableFamily):
         """Return a shift over which noise of no shape meets the budget; for families with free parameters."""
         return np.inf
 
-    def build(self, free: dict[str, Any]) -> Additive:
+    def build(self, free: dict[str, Real]) -> Additive:
         shape = self.shape(free)
         if not isinstance(shape, Reweighted):
             return self.certified_member(free)

@@ -180,11 +180,11 @@ class Truncated(Scaled):
     def most_shift(self) -> Real:
         return 2.0
 
-    def shape(self, free: dict[str, Any]) -> Reweighted:
+    def shape(self, free: dict[str, Real]) -> Reweighted:
         width = free[f"{self.kernel.lengths[0]}/bound"]
         return Reweighted(rescaled(self.kernel, width), -1.0, 1.0, 0.0)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {**scale_of(mechanism.noise.kernel, self.kernel), "bound": mechanism.noise.high}
 
 
@@ -200,7 +200,7 @@ class TruncatedLaplace(Truncated):
         lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
         return {"upper": Between(lowest, named.symmetric_bound(**self.target))}
 
-    def build(self, free: dict[str, Any]) -> Additive:
+    def build(self, free: dict[str, Real]) -> Additive:
         """Return the symmetric case next to B*: there A loses half of its digits, and all where eps is large."""
         if namespace(free["upper"]) is np and self._is_symmetric(free):
             return named.truncated_laplace(**self.target)
@@ -217,7 +217,7 @@ class TruncatedLaplace(Truncated):
     def certified_member(self, free: dict[str, Real]) -> Additive:
         return calibrate.truncated_laplace(**self.target, upper=None if self._is_symmetric(free) else free["upper"])
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
     def of_several(self, target: Composed) -> Truncated:
@@ -269,11 +269,11 @@ class RecycledShape(Scaled):
         """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
         return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
 
-    def shape(self, free: dict[str, Any]) -> Reweighted:
+    def shape(self, free: dict[str, Real]) -> Reweighted:
         theta, step = free["theta/scale"], free["-ln(1 - q)"]
         return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
 
-    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.noise
         return {**scale_of(noise.kernel, self.kernel), "theta": noise.high, "q": 1 - noise.outside}
 
@@ -301,7 +301,7 @@ class Recycled(RecycledShape):
             free["theta"] = LogBetween(1e-3 * D, 1e4 * D, span=(-0.4, 0.93))
         return free
 
-    def build(self, free: dict[str, Any]) -> Additive:
+    def build(self, free: dict[str, Real]) -> Additive:
         kernel, theta = self.drawn(free)
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta, SOLVED)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
@@ -320,7 +320,7 @@ class Recycled(RecycledShape):
             return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
         return named.budget_recycled(noise, theta=theta, q=q, **self.target)
 
-    def drawn(self, free: dict[str, Real]) -> tuple[Distribution, Any]:
+    def drawn(self, free: dict[str, Real]) -> tuple[Distribution, Real]:
         kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
         return kernel, free["theta"] if self.theta is None else self.theta
 
@@ -407,8 +407,8 @@ class SampledRecycled(Family):
 
     kernel: Distribution
     epsilon: Any
-    delta: Any
-    sensitivity: Any
+    delta: Real
+    sensitivity: Real
     theta: Real
     rate: FreeRate
     sensitivity_at: Callable[[Real, Real], Real]
@@ -429,7 +429,7 @@ class SampledRecycled(Family):
             "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57)),
         }
 
-    def build(self, free: dict[str, Any]) -> Subsampled:
+    def build(self, free: dict[str, Real]) -> Subsampled:
         p = free["rate"]
         eps, delta, D = self.budget_on_sample(p)
         kernel = self._drawn(free["scale"], p)
@@ -444,7 +444,7 @@ class SampledRecycled(Family):
         eps, delta, D = self.budget_on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
-    def certified_member(self, free: dict[str, Any]) -> Subsampled:
+    def certified_member(self, free: dict[str, Real]) -> Subsampled:
         p = 1.0 if free["rate"] > _WHOLE_RATE else free["rate"]
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
         sample: dict[str, Any] = {
@@ -454,7 +454,7 @@ class SampledRecycled(Family):
         }
         return recycling.subsampled_recycling(self._drawn(free["scale"], p), theta=self.theta, **sample, **target)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
         return {**scale_of(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
 
