@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 # A value that JSON has. An integer is a float to a type checker.
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | float | bool | None"
+# An object of JSON, whose members are checked where they are read.
+JsonObject: TypeAlias = dict[str, Any]
 
 # The largest size of a file in bytes; a column of additive noise takes about a MiB.
 MAX_BYTES = 1 << 28

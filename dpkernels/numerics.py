@@ -148,7 +148,7 @@ def largest_of(values: Sequence[Real]) -> Any:
     return reduce(lambda largest, value: jnp.where((value > largest) | jnp.isnan(value), value, largest), values)
 
 
-def power_of_two(exponent: Any) -> Any:
+def power_of_two(exponent: Any) -> Real:
     """Return 2^exponent exactly, of a Python integer or of int64 from -1022 to 1023."""
     return 2.0**exponent if isinstance(exponent, int) else ((exponent + 1023) << 52).view(np.float64)
 

@@ -270,7 +270,7 @@ class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
         epsilon 0, delta 0
     """
 
-    def __init__(self, epsilon: Any, delta: Any = 0) -> None:
+    def __init__(self, epsilon: object, delta: object = 0) -> None:
         self.budget = parse_budget(epsilon, delta)
         super().__init__(EpsilonDelta(), self.budget)
 
@@ -289,7 +289,7 @@ class ConcentratedFilter(_Limited[Rho]):
         ValueError: rho is not positive and finite.
     """
 
-    def __init__(self, rho: Any) -> None:
+    def __init__(self, rho: object) -> None:
         self.budget = Rho(amount("rho", rho))
         super().__init__(Rho(), self.budget)
         if self.budget.rho == 0:

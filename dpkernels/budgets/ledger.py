@@ -452,7 +452,7 @@ def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Itera
 def _read(connection: sqlite3.Connection) -> LedgerState:
     """Return the whole content of a file, verified."""
 
-    def pragma(name: str) -> Any:
+    def pragma(name: str) -> object:
         return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     if (application := pragma("application_id")) != _APPLICATION:

@@ -18,6 +18,7 @@ import accountants
 from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MAX_REPORTS
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.options import single, usage_errors
@@ -261,7 +262,7 @@ class SeveralReports:
         revealed = {} if self.sampler is None else {"some_inputs": float(self.guarantee.lower(**target))}
         return {name: _finite(high), **revealed, "at_least": _finite(low)}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {
             "mechanism": self.single_report.name,
             "parameters": parameters(self.single_report.mechanism),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import numpy as np
 
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.estimate import Selection, check_groups, column_of, groups_of, rank
 from dpkernels.cli.files.categories import is_categorical, reports_of
 from dpkernels.cli.files.formats import Source, ahead
@@ -68,7 +69,7 @@ class CategoryEstimates:
             ],
         }
 
-    def _rows(self, estimate: CategoryEstimate) -> list[dict[str, Any]]:
+    def _rows(self, estimate: CategoryEstimate) -> list[JsonObject]:
         return _records({**estimate.table(self.confidence), "unbiased": estimate.counts.unbiased})
 
     def __str__(self) -> str:
@@ -353,7 +354,7 @@ def selection_of(
 
 
 def _of_categories(
-    form: Mapping[str, Any],
+    form: Mapping[str, object],
     own: Mapping[str, Any],
     names: Sequence[str],
     where: object,

@@ -160,7 +160,7 @@ _TUNED: opts.Options = {
 @click.option("--risk", is_flag=True, help="Print what it means for one person instead: attacks and beliefs.")
 @opts.plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
 @opts.json_option()
-def account(mechanism: str, risk: bool, plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
+def account(mechanism: str, risk: bool, plot: Path | None, as_json: bool, **options: tuple[object, ...]) -> None:
     """Print the privacy of MECHANISM: delta at epsilons, epsilon at deltas, pure level and variance.
 
     `dpkernels mechanisms` lists the mechanisms with their options. Without --epsilon and --delta the mechanism makes no

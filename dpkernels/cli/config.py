@@ -67,14 +67,14 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
         answer_in_json()
 
 
-def _in_folder(option: click.Option, value: Any, folder: Path) -> Any:
+def _in_folder(option: click.Option, value: Any, folder: Path) -> object:
     """Return a value with paths as they are from a folder."""
     if not isinstance(option.type, click.Path | CategoryFile):
         return value
     return [str(folder / path) for path in value] if isinstance(value, list) else str(folder / value)
 
 
-def _value(option: click.Option, value: object, path: Path) -> Any:
+def _value(option: click.Option, value: object, path: Path) -> object:
     """Return a value of a file as click takes it: texts, which it converts, and booleans for flags."""
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"--config: {path}: {_key(option)!r} is a list; it is given once")

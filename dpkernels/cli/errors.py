@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from dis import opmap
 from itertools import chain
 from traceback import format_exception, format_tb
-from typing import Any
 
 from dpkernels.cli.terminal import private, public, warnings
 
@@ -45,7 +44,7 @@ class RowError(ValueError):
         self.others: BadRows | None = None
         super().__init__(("" if column is None else f"column {column!r}: ") + f"{place} {text}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return RowError, (self.row, self.place, self.kind, self.text, self.column)
 
     def in_file(self, name: str) -> RowError:
@@ -56,7 +55,7 @@ class RowError(ValueError):
         """Return the error with the name of its column."""
         return RowError(self.row, self.place, self.kind, self.text, column)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form, without the value."""
         return {"row": self.row, "place": self.place, "column": self.column, "problem": self.kind}
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.calendar import date_of, date_text, date_ticks, days_since
 from dpkernels.cli.errors import text_of
 from dpkernels.cli.files.formats import Source, ahead
@@ -177,7 +178,7 @@ class Read:
         return cls(selection, {cell: groups[cell] for cell in sorted(groups, key=rank)}, missing)
 
 
-def open_release(path: Path, sidecar: Path | None) -> tuple[dict[str, Any], Source]:
+def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
     """Return the JSON of a release's sidecar and its file, opened.
 
     Without a sidecar it is the one beside the file, whose hash must be the file's.
@@ -318,7 +319,7 @@ class EstimateOptions:
 class EstimateRow(NamedTuple):
     """The estimates of one group."""
 
-    form: dict[str, Any]  # in JSON: the group, its reports, and every estimate with its interval or why there is none
+    form: JsonObject  # in JSON: the group, its reports, and every estimate with its interval or why there is none
     estimate: Estimate | None  # None if there are no reports
     error: ValueError | None  # the first of the estimates that were asked for
 
@@ -340,7 +341,7 @@ class Estimates:
             return f"Intervals assume that the values of a group have {smooth}."
         return None if answer is None else answer.assumption
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         selection = self.counted.selection
         return {
             "column": selection.column,
@@ -450,7 +451,7 @@ def _row(
 
     The standard deviation and the default quantiles are left out if there are too few reports; no other may fail.
     """
-    form: dict[str, Any] = {"group": group, "reports": int(counts.total), "distribution": None}
+    form: JsonObject = {"group": group, "reports": int(counts.total), "distribution": None}
     if not counts.total:
         form["mean"] = {"value": None, "why": "no report"}
         return EstimateRow(form, None, ValueError("reports: there is none"))
@@ -487,7 +488,7 @@ def _row(
     return EstimateRow(form, answer, first)
 
 
-def _dated(bin_: dict[str, Any], origin: date | None) -> dict[str, Any]:
+def _dated(bin_: JsonObject, origin: date | None) -> dict[str, object]:
     """Return a bin of a histogram, of a column of dates with the dates of its edges."""
     if origin is None:
         return bin_

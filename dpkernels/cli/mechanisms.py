@@ -327,7 +327,7 @@ def build_exact_sampler(
         raise CertificateError(f"{where}{text_of(error)}{instead}") from error
 
 
-def options_by_column(names: Sequence[str], options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def options_by_column(names: Sequence[str], options: Mapping[str, Sequence[Any]]) -> list[dict[str, object]]:
     """Return the options of each column, given the columns' mechanisms by name.
 
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for these

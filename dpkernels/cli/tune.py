@@ -60,7 +60,7 @@ class Tuned:
     refused: list[tuple[str, str]]  # families without a result, and why
     covers: str = ""  # the reports that the budget is for, if they are shuffled
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         names = ("value", "parameters", "epsilon", "delta", "steps", "evaluations", "python")
         return {
             "objective": self.objective,

@@ -68,12 +68,12 @@ class Noise(Batchable, abc.ABC):
             ) from None
         return dataclasses.replace(self, **lengths)  # type: ignore[type-var]
 
-    def nearest_possible(self, z: Real, tolerance: Real) -> Any:
+    def nearest_possible(self, z: Real, tolerance: Real) -> Real:
         """Return z, or the value of positive probability within ``tolerance`` of it: z may have been rounded."""
         return z
 
     @abc.abstractmethod
-    def prob(self, z: Real) -> Any:
+    def prob(self, z: Real) -> Real:
         """Return the density at z."""
 
     @abc.abstractmethod
@@ -90,12 +90,12 @@ class Noise(Batchable, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def mean(self) -> Any:
+    def mean(self) -> Real:
         """Return E Z."""
 
     @property
     @abc.abstractmethod
-    def variance(self) -> Any:
+    def variance(self) -> Real:
         """Return Var Z."""
 
     @property
@@ -152,7 +152,7 @@ class Distribution(Noise):
         limit = namespace(shift).sign(shift) * np.inf
         return limit, -limit
 
-    def turning_points(self, shift: Real) -> tuple[Any, ...]:
+    def turning_points(self, shift: Real) -> tuple[Real, ...]:
         """Return all z where ``loss`` turns; by default none, as a log-concave density has a monotone loss."""
         return ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -148,7 +148,7 @@ class DiscreteGaussian(Lattice):
     lengths = ("sigma", "step")
     power = 2
 
-    sigma: Any
+    sigma: Real
     step: Real = 1.0
     reach: int = 0
 

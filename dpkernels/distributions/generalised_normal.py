@@ -13,7 +13,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
-from dpkernels.jax_on_use import custom_jvp, jax, jnp
+from dpkernels.jax_on_use import Array, custom_jvp, jax, jnp
 from dpkernels.numerics import Real, RealArray, floating, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -155,7 +155,7 @@ def _log_half_width(b: Real) -> RealArray:
     return -namespace(b).log1p(_remainder(1 / b) / b)
 
 
-def _arrays(*values: Real) -> Any:
+def _arrays(*values: Real) -> list[Array]:
     """Return JAX arrays of one shape and type."""
     return jnp.broadcast_arrays(*(jnp.asarray(value, jnp.result_type(float, *values)) for value in values))
 
@@ -182,7 +182,7 @@ def _upper_gamma(a: Real, x: Real) -> RealArray:
     power = xp.expm1(a * xp.log(near))
     series = -a * remainder - (1 + a * remainder) * (power + a * (1 + power) * total)
 
-    def step(n: int, below: Real) -> Any:  # Legendre's continued fraction, from its end.
+    def step(n: int, below: Real) -> RealArray:  # Legendre's continued fraction, from its end.
         return far + (2 * n - 1) - a - n * (n - a) / below
 
     below = _repeated(_FRACTION_TERMS, step, far + (2 * _FRACTION_TERMS + 1) - a)
@@ -205,22 +205,22 @@ def _repeated(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
     return jax.lax.fori_loop(0, count, lambda turn, total: step(count - turn, total), total)
 
 
-def _tail_and_slope(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+def _tail_and_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[RealArray, RealArray]:
     """Return minus the density times dt, and the derivative of series and fraction times db."""
     t, b = primals
     return _traced_tail(t, b), -_density(t, b) * tangents[0] + _slope_in_exponent(t, b) * tangents[1]
 
 
 @custom_jvp(whole=_tail_and_slope)
-def _traced_tail(t: RealArray, b: RealArray) -> Any:
+def _traced_tail(t: RealArray, b: RealArray) -> RealArray:
     return _upper_power(t, b) / 2
 
 
-def _slope_in_exponent(t: RealArray, b: Real) -> Any:
+def _slope_in_exponent(t: RealArray, b: Real) -> Array:
     return jax.jvp(lambda b: _upper_power(t, b), (b,), (jnp.ones_like(b),))[1] / 2
 
 
-def _density(t: Real, b: Real) -> Any:
+def _density(t: Real, b: Real) -> Array:
     return jnp.exp(-(t**b) - _log_half_width(b)) / 2
 
 
@@ -233,7 +233,7 @@ def _inverse_and_slope(primals: tuple[Real, Real], tangents: tuple[Real, Real]) 
 
 
 @custom_jvp(whole=_inverse_and_slope)
-def _traced_inverse(tail: Real, b: RealArray) -> Any:
+def _traced_inverse(tail: Real, b: RealArray) -> Array:
     """Return the t >= 0 of a tail <= 1/2 by Newton's method for its logarithm, which is concave in t.
 
     It starts near the root: far out at the x of x^(a - 1) e^-x = Gamma(a) q, near 0 on the tangent at 0.

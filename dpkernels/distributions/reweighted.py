@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Reweighted(Distribution):
     """
 
     kernel: Distribution
-    low: Any
+    low: Real
     high: Real
     outside: Real
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Staircase(Symmetric):
     lengths: ClassVar[tuple[str, ...]] = ("period",)
     density_form: ClassVar[str] = "constant"
 
-    epsilon: Any
+    epsilon: Real
     period: Real
     gamma: Real
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class Student(Symmetric):
     def loss_limits(self, shift: Real) -> tuple[Real, Real]:
         return 0.0 * shift, 0.0 * shift
 
-    def turning_points(self, shift: Real) -> tuple[Any, ...]:
+    def turning_points(self, shift: Real) -> tuple[Real, ...]:
         """Return the zeros of z^2 - D z - nu s^2."""
         reach = namespace(shift, self.scale).sqrt(shift**2 / 4 + self._square)
         return shift / 2 - reach, shift / 2 + reach

@@ -25,7 +25,7 @@ class Tabulated(PiecewiseExponential):
     ``accountants.tune.free_form`` finds tables of least variance. They are plain numbers, which JAX does not trace.
     """
 
-    width: Any
+    width: Real
     log_density: tuple[float, ...]
     fall: float
     lengths: ClassVar[tuple[str, ...]] = ("width",)

@@ -505,7 +505,7 @@ def _shares(values: np.ndarray) -> np.ndarray:
 
 
 def _each(
-    arguments: Iterable[Any], shape: tuple[int, ...], interval: Callable[[Any, float], tuple[float, float]]
+    arguments: Iterable[object], shape: tuple[int, ...], interval: Callable[[Any, float], tuple[float, float]]
 ) -> Callable[[float], Interval]:
     def intervals(confidence: float) -> Interval:
         low, high = np.array([interval(argument, confidence) for argument in arguments]).reshape(-1, 2).T

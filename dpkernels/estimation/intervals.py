@@ -47,7 +47,7 @@ class TooFewReportsError(ValueError):
         self.reason, self.needed = reason, needed
         super().__init__(f"{reason}; about {format_number(needed, 2)} are needed")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.reason, self.needed)
 
 
@@ -56,7 +56,7 @@ def plain(array: Real) -> Real:
     return float(array) if np.ndim(array) == 0 else np.asarray(array)
 
 
-def with_interval(estimate: Any) -> str:
+def with_interval(estimate: Functional) -> str:
     """Return the text of an object with ``value`` and ``interval``: the value and its 95 % interval."""
     low, high = estimate.interval()
     interval = f"95 % interval from {format_number(low)} to {format_number(high)}"
@@ -314,7 +314,7 @@ def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
     return MeanEstimate(entry(mean), n, interval, bernstein)
 
 
-def _noise(mechanism: Any, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _noise(mechanism: Mechanism, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the variances of the noise for ``pooled_variance``, (d,) one for each coordinate."""
     low, high = (np.asarray(end, float) for end in mechanism.input_interval)
     width = high - low

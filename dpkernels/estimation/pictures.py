@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,13 +38,13 @@ def share_scale(axes: Sequence[Axes]) -> None:
     axes[0].set_ylim(0, _HEADROOM * max(ax.dataLim.y1 for ax in axes) or 1.0)
 
 
-def set_labels(ax: Any, x: str, y: str) -> None:
+def set_labels(ax: Axes, x: str, y: str) -> None:
     """Name the axes by names of columns, in which a dollar sign is no formula."""
     ax.set_xlabel(str(x), parse_math=False)
     ax.set_ylabel(str(y), parse_math=False)
 
 
-def draw_open_intervals(ax: Any, places: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+def draw_open_intervals(ax: Axes, places: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Draw numbers on lines of their intervals, one above the other; a line that does not end has an arrow."""
     finite = np.concatenate([column[np.isfinite(column)] for column in (value, low, high)] + [np.zeros(1)])
     first, last = (finite[:-1].min(), finite[:-1].max()) if len(finite) > 1 else (0.0, 0.0)

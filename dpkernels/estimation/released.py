@@ -256,7 +256,7 @@ class ReleasedValue:
     def __neg__(self) -> ReleasedValue:
         return self * -1
 
-    def __sub__(self, other: Any) -> ReleasedValue:
+    def __sub__(self, other: ReleasedValue) -> ReleasedValue:
         return self + -other
 
     def __rsub__(self, other: object) -> ReleasedValue:

@@ -251,7 +251,7 @@ Tables = tuple[tuple[ExactSampler, ...], np.ndarray, dict[str, np.ndarray]]
 def exact_batch(
     mechanism: Mechanism,
     in_units: Mechanism,
-    exact_sampler: Callable[[Any], ExactSampler],
+    exact_sampler: Callable[[Mechanism], ExactSampler],
     shared_tables: Callable[[Mechanism], Tables | None],
 ) -> ExactBatch:
     """Return the verified sampler of a batch, with a table for every kind of entry, or tables that many kinds share.
@@ -281,7 +281,9 @@ def exact_batch(
     return ExactBatch(map_leaves(lambda leaf, _: leaf, mechanism), certificate, samplers)
 
 
-def _own_tables(flat: Mechanism, kinds: np.ndarray, exact_sampler: Callable[[Any], ExactSampler]) -> Tables | None:
+def _own_tables(
+    flat: Mechanism, kinds: np.ndarray, exact_sampler: Callable[[Mechanism], ExactSampler]
+) -> Tables | None:
     """Return a table for every kind of entry; None if there are too many.
 
     Where a table does not fit an entry of its kind, since a bin is a whole number of grid points, this entry starts a
@@ -295,7 +297,7 @@ def _own_tables(flat: Mechanism, kinds: np.ndarray, exact_sampler: Callable[[Any
         while len(entries):
             if len(samplers) == MAX_TABLES:
                 return None
-            sampler: Any = exact_sampler(flat[int(entries[0])])
+            sampler: ExactSampler = exact_sampler(flat[int(entries[0])])
             certificate = sampler.certificate
             if not claims:
                 claims = {name: np.empty(flat.batch_size) for name in certificate.entry_claims}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dpkernels.bounded_json import brief
+from dpkernels.bounded_json import JsonObject, brief
 from dpkernels.decimals import rational
 from dpkernels.solve import first_feasible, floats_from
 
@@ -101,7 +101,7 @@ class Certificate(abc.ABC):
     def certified(cls, payload: Mapping[str, object]) -> Self:
         """Return the certificate of the integers and of the claim in a payload, whatever else the payload states."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return a JSON payload, with exact fractions as text and the tables themselves."""
         facts = {path.rpartition(".")[2]: attrgetter(path)(self) for path in self.facts}
         plain = {name: str(value) if isinstance(value, Fraction) else value for name, value in facts.items()}

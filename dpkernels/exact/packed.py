@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.bounded_json import brief, integer
+from dpkernels.bounded_json import JsonObject, brief, integer
 from dpkernels.exact.certificate import MAX_WEIGHTS
 
 _MIN_LENGTH = 32  # Shorter lists are left as they are.
@@ -206,7 +206,7 @@ def short_certificates(columns: list[dict[str, object]]) -> Mapping[str, object]
     return {"certificates": with_references(certificates, integers), "integers": integers}
 
 
-def full_certificates(form: Mapping[str, Any]) -> dict[str, Any]:
+def full_certificates(form: Mapping[str, Any]) -> JsonObject:
     """Return a sidecar whose columns have their certificates; ValueError if one is missing, altered or of no column."""
     rest = {name: value for name, value in form.items() if name not in ("certificates", "integers")}
     certificates = without_references(form.get("certificates", {}), form.get("integers", {}))

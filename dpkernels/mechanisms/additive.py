@@ -64,7 +64,7 @@ class Additive(Mechanism):
     def output_interval(self) -> tuple[Real, Real]:
         return -np.inf, np.inf
 
-    def pdf(self, y: Real, x: Real) -> RealArray:
+    def pdf(self, y: Real, x: Real) -> Real:
         return self.noise.prob(floating(y) - x)
 
     def log_prob(self, y: Real, x: Real) -> Any:
@@ -156,11 +156,11 @@ class AdditiveVector:
         """Return the variance of every coordinate."""
         return self.coordinate.variance(x)
 
-    def mean(self, x: Real) -> Any:
+    def mean(self, x: Real) -> Real:
         """Return E(report | x)."""
         return self.coordinate.mean(x)
 
-    def log_prob(self, y: Real, x: Real) -> Any:
+    def log_prob(self, y: Real, x: Any) -> Any:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...)."""
         for name, value in (("y", y), ("x", x)):
             check_shape(self, np.shape(value), name)

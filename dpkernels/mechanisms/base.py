@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Mechanism(Batchable, abc.ABC):
         """Return P(report = y | x), with y compared up to rounding; 0 except at an atom."""
 
     @abc.abstractmethod
-    def log_prob(self, y: Real, x: Real) -> Any:
+    def log_prob(self, y: Real, x: Real) -> Real:
         """Return the log likelihood of report ``y``: log ``mass`` at an atom, else log ``pdf``; -inf if impossible."""
 
     @abc.abstractmethod
@@ -85,7 +85,7 @@ class Mechanism(Batchable, abc.ABC):
         """Return the smallest and largest valid input."""
 
     @abc.abstractmethod
-    def mean(self, x: Real) -> Any:
+    def mean(self, x: Real) -> Real:
         """Return E(report | x)."""
 
     @property
@@ -182,7 +182,7 @@ class Local(Mechanism):
     def input_interval(self) -> tuple[Real, Real]:
         return self.lower, self.upper
 
-    def on_unit(self) -> Any:
+    def on_unit(self) -> Self:
         """Return the mechanism in units of half the input interval, which is then [-1, 1]."""
         return dataclasses.replace(self, lower=-1.0, upper=1.0)  # type: ignore[type-var]
 
@@ -207,7 +207,7 @@ class Local(Mechanism):
         rounded = _ROUNDED * np.finfo(places.dtype).eps * (abs(places) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
-    def log_prob(self, y: Real, x: Real) -> Any:
+    def log_prob(self, y: Real, x: Real) -> Real:
         mass, density = self.mass(y, x), self.pdf(y, x)
         return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
@@ -225,7 +225,7 @@ class Local(Mechanism):
 class Bounded(Local):
     """A local mechanism that is unbiased; any two inputs are neighbours, unless it has a sensitivity."""
 
-    def mean(self, x: Real) -> RealArray:
+    def mean(self, x: Real) -> Real:
         return floating(x)
 
     @property

@@ -77,7 +77,7 @@ class CentralPiecewise(Parabolic):
         return windows / total, base / total
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> Real:
         """Return the data units of one unit of v, (R/2) X."""
         return (self.upper - self.lower) / 2 / self.masses[0].sum()
 
@@ -222,7 +222,7 @@ def _best_core(steps: int, *setting: Real) -> CentralPiecewise:
     def member(log_r: Real, setting: tuple[Any, ...]) -> CentralPiecewise:
         return CentralPiecewise(elementary(log_r).exp(log_r), steps, *setting)
 
-    def variance(log_r: list[float], setting: tuple[Any, ...]) -> Real:
+    def variance(log_r: list[float], setting: tuple[object, ...]) -> Real:
         return member(log_r[0], setting).worst_variance
 
     def on_host(setting: tuple[Any, ...]) -> np.ndarray:

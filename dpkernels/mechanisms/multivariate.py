@@ -39,7 +39,7 @@ class Multivariate:
     """
 
     coordinate: Bounded
-    lower: Any
+    lower: Real
     upper: Real
     dimensions: int
     sampled: int

@@ -114,7 +114,7 @@ class Mixture(Parabolic):
         return entry.second if is_second else entry
 
     @property
-    def lower(self) -> Any:  # type: ignore[override]
+    def lower(self) -> Real:  # type: ignore[override]
         return self.first.lower
 
     @property

@@ -98,7 +98,9 @@ def _round(state: tuple[Array, ...]) -> tuple[Array, ...]:
     )
 
 
-def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int, turn: int = 0) -> Array:
+def stream_words(
+    key: Array, stream: int, first_block: tuple[Array | int, Array | int], count: int, bits: int, turn: int = 0
+) -> Array:
     """Return ``count`` unsigned integers of 8, 16, 32 or 64 ``bits``: the little-endian key stream from a block on.
 
     The key has 8 uint32 words, the stream's number is below 2^32, and the block's number is given as (low, high) words.

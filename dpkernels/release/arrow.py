@@ -13,14 +13,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.pandas_compat import get_logical_type
 
-from dpkernels.bounded_json import parse_json
+from dpkernels.bounded_json import JsonObject, parse_json
 
 _FIELD_ID = re.compile(rb"-?[0-9]{1,10}")
 _EXTENSION = b"ARROW:extension:name"  # the key of a field's metadata that has the name of its extension type,
@@ -210,7 +209,7 @@ def _rebuilt(kind: pa.DataType, rebuild: Callable[[pa.Field], pa.Field]) -> pa.D
     raise ValueError(f"{kind}: is a nested type that this version does not know, so it cannot be released")
 
 
-def _described(schema: pa.Schema) -> dict[str, Any]:
+def _described(schema: pa.Schema) -> JsonObject:
     """Return the description of pandas in a schema; an empty one where there is none, or none that can be read."""
     try:
         description = parse_json((schema.metadata or {}).get(b"pandas", b"{}").decode())
@@ -219,7 +218,7 @@ def _described(schema: pa.Schema) -> dict[str, Any]:
     return description if isinstance(description, dict) else {}
 
 
-def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> dict[str, Any]:
+def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> JsonObject:
     """Return the description that pandas reads, from the columns.
 
     Of an older one only references to columns are copied, and names of types in a fixed vocabulary.
@@ -255,7 +254,7 @@ def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> dict[str, A
     }
 
 
-def _dicts(content: object) -> list[dict[str, Any]]:
+def _dicts(content: object) -> list[JsonObject]:
     return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
 

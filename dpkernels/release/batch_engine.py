@@ -51,7 +51,7 @@ class BatchRelease:
             self._release_by_stack(bounds.check_entries(x, entries, row), start, out, entries)
         return len(x)
 
-    def _entries(self, first: int, count: int) -> Any:
+    def _entries(self, first: int, count: int) -> slice | np.ndarray:
         """Return the entries of some values, as a slice if they follow each other."""
         first %= self.sampler.size
         if first + count <= self.sampler.size:
@@ -62,7 +62,7 @@ class BatchRelease:
         return count <= _ALWAYS_NUMPY and self.sampler.derived[is_far_from_subnormal, dtype]
 
     def _release_together(
-        self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int, entries: Any
+        self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int, entries: slice | np.ndarray
     ) -> None:
         """Fill ``out`` by one program, which checks values as it reads them.
 
@@ -84,7 +84,7 @@ class BatchRelease:
             bounds.check_entries(x, entries, row)
             raise RuntimeError(_DISAGREE)
 
-    def _release_by_stack(self, x: np.ndarray, start: int, out: np.ndarray, entries: Any) -> None:
+    def _release_by_stack(self, x: np.ndarray, start: int, out: np.ndarray, entries: slice | np.ndarray) -> None:
         """Fill ``out`` with the reports of checked values, those of one stack after the other."""
         skip = start % BLOCK_VALUES
         buffers = [aligned(skip + len(x), WORD_TYPES[need.bits]) for need in self.sampler.words]
@@ -102,7 +102,13 @@ class BatchRelease:
                 out[own] = part
 
     def _release(
-        self, number: int, x: np.ndarray, words: list[np.ndarray], start: Any, entries: Any, out: np.ndarray
+        self,
+        number: int,
+        x: np.ndarray,
+        words: list[np.ndarray],
+        start: Any,
+        entries: slice | np.ndarray,
+        out: np.ndarray,
     ) -> None:
         """Fill ``out`` with the reports of one stack's values; ``start`` is the first index, or the index of each."""
         stack, count = self.sampler.stacks[number], len(x)
@@ -132,7 +138,13 @@ class BatchRelease:
             source.fill(buffer, need.stream, first * need.bits // 512)
 
     def _complete(
-        self, number: int, words: list[np.ndarray], x: np.ndarray, start: Any, entries: Any, out: np.ndarray
+        self,
+        number: int,
+        words: list[np.ndarray],
+        x: np.ndarray,
+        start: Any,
+        entries: slice | np.ndarray,
+        out: np.ndarray,
     ) -> None:
         """Replace the reports whose noise takes words of later turns: those of a value's own index."""
         for table, places in self._incomplete(number, words[0], entries):
@@ -144,7 +156,9 @@ class BatchRelease:
             with np.errstate(all="ignore"):
                 out[places] = member.completed_at(values, *drawn, later, place)
 
-    def _incomplete(self, number: int, noise: np.ndarray, entries: Any) -> Iterator[tuple[int, np.ndarray]]:
+    def _incomplete(
+        self, number: int, noise: np.ndarray, entries: slice | np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray]]:
         """Yield tables, each with the places of its values whose noise takes words of later turns."""
         words = self.sampler.derived[_incomplete_words, number]
         places = np.arange(len(noise)) if words is None else indices_within(noise, words)
@@ -170,13 +184,13 @@ def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | N
     return (first, *others) if len(others) <= MAX_RANGES else None
 
 
-def _numbers(sampler: ExactBatch, number: int, entries: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _numbers(sampler: ExactBatch, number: int, entries: slice | np.ndarray) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the numbers of some entries' places and tables, in one stack."""
     place, table = sampler.places[number], sampler.table_numbers[number]
     return _at(place, entries), _at(table, entries)
 
 
-def _at(columns: tuple[Any, ...], entries: Any) -> tuple[Any, ...]:
+def _at(columns: tuple[np.ndarray, ...], entries: slice | np.ndarray) -> tuple[np.ndarray, ...]:
     """Return columns at some entries; a plain number is that of all entries."""
     return tuple(column[entries] if np.ndim(column) else column for column in columns)
 
@@ -189,7 +203,7 @@ def _by_xla(
     number: int,
     space: Workspace,
     count: int,
-    entries: Any,
+    entries: slice | np.ndarray,
     first: int | None = None,
     ends: Ends = None,
 ) -> np.ndarray | None:
@@ -243,7 +257,7 @@ def _ends(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends, is_near
 def _on_device(columns: object, length: int) -> Any:
     """Return columns padded to a length as JAX's arrays, of their own memory where it is aligned."""
 
-    def padded(column: Any) -> Any:
+    def padded(column: np.ndarray) -> Any:
         if not np.ndim(column):
             return jax.device_put(np.asarray(column), calling_thread_device())
         buffer = column
@@ -289,7 +303,7 @@ def _program(
     """
     stacked, where = sampler.stacks[number].stacked, jax.sharding.SingleDeviceSharding(calling_thread_device())
 
-    def are_valid(x: Array, *columns: Any) -> Any:
+    def are_valid(x: Array, *columns: Array) -> Array:
         place, keys = columns[len(shapes) :], order_keys(x)
         tests = [abs(x) < stacked.near.reach(place)] if is_near and stacked.near else []
         if shapes or stacked.interval:

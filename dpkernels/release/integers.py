@@ -60,7 +60,7 @@ def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
         return with_keys_of_their_own(noisy)(jax.random.key_data(key), values)
 
 
-def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> Array:
+def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> RealArray:
     """Return the codes of so many values, int32, from all of their words."""
     codes = noise.whole(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
 

@@ -164,7 +164,7 @@ class _Bisection(Method):
             wide = abs(infeasible - feasible) > self.rtol * abs(feasible)
             return (count < _MAX_HALVINGS) & (middle != feasible) & (middle != infeasible) & wide
 
-        def halve(state: tuple[Real, Real, Real]) -> tuple[Any, Any, Any]:
+        def halve(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
             count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
             holds = excess(middle, parameters) <= 0
@@ -179,7 +179,7 @@ class DifferentiatingMethod(Method):
     @abc.abstractmethod
     def iterate(
         self, evaluate: Callable[[Array], PyTree], zeros: PyTree, start: Array, ends: tuple[Array, Array]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Array, ...]:
         """Return the root, and the derivatives there; ``evaluate`` gives the value and them, of the form ``zeros``."""
 
     def root(self, function: Function, parameters: PyTree, where: tuple[Array, tuple[Array, Array]]) -> Array:
@@ -210,7 +210,7 @@ class _Newton(DifferentiatingMethod):
 
     def iterate(
         self, evaluate: Callable[[Array], PyTree], zeros: PyTree, start: Array, ends: tuple[Array, Array]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Array, ...]:
         def unfinished(state: PyTree) -> Array:
             count, step, *_ = state
             return (count < NEWTON_STEPS) & (jnp.abs(step) > self.tolerance)

@@ -381,7 +381,7 @@ class _ConvexNewton(DifferentiatingMethod):
 
     def iterate(
         self, evaluate: Callable[[Array], PyTree], zeros: PyTree, start: Array, ends: tuple[Array, Array]
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Array, ...]:
         low, high = ends
 
         def unfinished(state: PyTree) -> Array:

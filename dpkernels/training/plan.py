@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ import optax
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.decimals import shortest
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
@@ -196,14 +197,14 @@ class TrainingPlan:
         return asdict(self)
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> TrainingPlan:
+    def from_state(cls, state: JsonObject) -> TrainingPlan:
         """Return the plan with this ``state``, after a check of what it costs.
 
         Raises:
             ValueError: the run costs more than the budget, or its slack lacks a cost.
         """
         epsilon, delta = state["budget"]
-        fields: dict[str, Any] = state | {"budget": (epsilon, delta), "run": _run_of(state["run"])}
+        fields: JsonObject = state | {"budget": (epsilon, delta), "run": _run_of(state["run"])}
         plan = cls(**fields)
         accounted, overflow, noise = plan._accounted
         if accounted.slack < (distance := overflow + noise):
@@ -456,12 +457,12 @@ def _capacity(examples: int, rate: float, delta: float) -> int:
     return poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta, 1e-290))
 
 
-def _run_of(state: dict[str, Any]) -> TrainingRun | CorrelatedRun:
+def _run_of(state: JsonObject) -> TrainingRun | CorrelatedRun:
     """Return the run in the state of a plan."""
     if "strategy" not in state:
         return TrainingRun(**state)
     strategy = ToeplitzStrategy(tuple(state["strategy"]["bands"]))
-    fields: dict[str, Any] = state | {"strategy": strategy, "run": TrainingRun(**state["run"])}
+    fields: JsonObject = state | {"strategy": strategy, "run": TrainingRun(**state["run"])}
     return CorrelatedRun(**fields)
 
 

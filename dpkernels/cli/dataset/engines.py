@@ -166,7 +166,7 @@ def _restore(handler: Any) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
+def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> object:
     task, job = unpickle(described)
     if not gpus:  # a machine's accelerators are for those who asked for them
         jax.config.update("jax_platforms", "cpu")

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.perturb import Part, Secret, plan_parts, results
@@ -70,7 +71,7 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> dict[str, objec
     return tallied
 
 
-def _sidecar(place: Place) -> tuple[dict[str, Any], Layout]:
+def _sidecar(place: Place) -> tuple[JsonObject, Layout]:
     sidecar = place.child(SIDECAR)
     try:
         with sidecar.read() as file:

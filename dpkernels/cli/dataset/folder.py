@@ -24,7 +24,7 @@ from typing import Any, Self
 import click
 from pyarrow import fs
 
-from dpkernels.bounded_json import parse_json, read_text
+from dpkernels.bounded_json import JsonObject, parse_json, read_text
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import finished, independent_of_reports, is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.perturb.output import ClaimedOutput, check_parent, digest, say_swept
@@ -97,7 +97,7 @@ class LocalFolder(ClaimedOutput):
             file.flush()
             os.fsync(file.fileno())
 
-    def journal(self) -> list[dict[str, Any]]:
+    def journal(self) -> list[JsonObject]:
         """Return the entries of the journal; the last line may be incomplete, and is no entry then."""
         *lines, last = read_text(self.staging / JOURNAL).split("\n")
         if last:  # A later entry would be written onto it.

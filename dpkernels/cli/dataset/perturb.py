@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, LocalFolder, folder
 from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
 from dpkernels.cli.files.arrays import ArrayFile
@@ -173,7 +174,7 @@ def plan_parts(
     return tuple(parts)
 
 
-def _name(name: str, layout: Layout, number: int, pieces: Sequence[Any], written: Layout | None) -> str:
+def _name(name: str, layout: Layout, number: int, pieces: Sequence[object], written: Layout | None) -> str:
     """Return the name of the new file of a piece of a file: the file's own, with a number if there are several."""
     stem = name[: -len(layout.suffix)] if name.lower().endswith(layout.suffix) else name
     suffix = name[len(stem) :] if written is None else written.suffix
@@ -222,7 +223,7 @@ class TaskError:
 Task = Callable[[Any, Secret | None, Any], Any]
 
 
-def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> Any:
+def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> object:
     """Run a task. Unfit data are a result, a ``TaskError``; after an OSError the task may be tried again."""
     if job.versions != (here := versions()):
         problem = f"a machine of the cluster has {here}, the driver {job.versions}; a release is of one version"
@@ -250,7 +251,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
             source = converted(held.enter_context(part.opened(job.spec.layout)), job.spec.converted)
         output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
-        place: dict[str, Any] = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
+        place: JsonObject = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
         done = release_file(job.spec, source, output, **place, devices=devices)
         part.check_whole(done.read)
     return done
@@ -352,7 +353,7 @@ class DatasetPlan(Plan):
             with output.drawing(len(self.parts)):
                 yield made
 
-    def _description(self) -> dict[str, Any]:
+    def _description(self) -> JsonObject:
         """Return what the parts depend on, in words and numbers that a later run compares."""
         return {
             "versions": versions(),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dpkernels
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cache_folder import folder
 from dpkernels.staging import naming, replaced
 
@@ -23,9 +24,9 @@ PACKED = ("composed", "shuffled", "distribution", "narrow")
 UNIT = 2e-5
 
 
-def tables() -> dict[str, Any]:
+def tables() -> JsonObject:
     """Return the tables as the page takes them, with the list of mechanisms."""
-    packed: dict[str, Any] = json.loads(gzip.decompress(TABLES.read_bytes())) | json.loads(MECHANISMS.read_text())
+    packed: JsonObject = json.loads(gzip.decompress(TABLES.read_bytes())) | json.loads(MECHANISMS.read_text())
     for table in packed["drawn"]:  # The rows of inputs in the upper half mirror those of the lower half.
         table["rows"] += [row[::-1] for row in reversed(table["rows"][:-1])]
     return {name: _unpacked(values) if name in PACKED else values for name, values in packed.items()}

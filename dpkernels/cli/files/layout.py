@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from dpkernels.bounded_json import brief
+from dpkernels.bounded_json import JsonObject, brief
 
 FORMATS = ("csv", "tsv", "npy", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -43,7 +42,7 @@ class Layout:
         return form | ({"markers": list(self.markers)} if self.markers else {})
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Layout:
+    def from_dict(cls, form: JsonObject) -> Layout:
         """Return the layout of an output, to read it; ValueError for anything that ``to_dict`` does not make."""
         kind, delimiter, multiline, packed = (
             form.get(name, "") for name in ("kind", "delimiter", "multiline", "unpack")

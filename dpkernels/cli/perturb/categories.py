@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from dpkernels.release.categories import MISSING, UNKNOWN, released_reports
 
 
 def perturbed(
-    source: Source, column: Column, piece: Any, start: int, key: bytes | None, offset: int, missing: str
+    source: Source, column: Column, piece: Sized, start: int, key: bytes | None, offset: int, missing: str
 ) -> CategoryReports:
     """Return the reports of a column of a piece whose first row is ``start``; without a key its cells are checked only.
 

@@ -6,7 +6,7 @@ import abc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -197,7 +197,7 @@ def _columns(
 
 
 def _used(
-    spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, piece: Any, start: int, use: Any
+    spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, piece: Sized, start: int, use: Any
 ) -> Numbers | CategoryReports:
     """Return a column of a piece whose first row is ``start``, with the reports, or the checked values, of ``use``.
 
@@ -240,7 +240,7 @@ def _used(
         raise ValueError(label(column.name) + text_of(error)) from error
 
 
-def _days(source: Source, piece: Any, name: str, start: int, origin: date, near: bool) -> Numbers:
+def _days(source: Source, piece: Sized, name: str, start: int, origin: date, near: bool) -> Numbers:
     """Return the days of a column of dates; a RowError names the first cell that is none.
 
     Where only values within a sensitivity are neighbours (``near``), a time of day is refused: to drop it may move
@@ -259,7 +259,7 @@ def _days(source: Source, piece: Any, name: str, start: int, origin: date, near:
     return Numbers(dates.days, dates.missing if dates.missing.any() else None)
 
 
-def _row_error(source: Source, piece: Any, start: int, is_bad: np.ndarray, kind: str, text: str) -> RowError:
+def _row_error(source: Source, piece: Sized, start: int, is_bad: np.ndarray, kind: str, text: str) -> RowError:
     """Return the error of the first bad row of a piece."""
     row = start + int(np.argmax(is_bad))
     return RowError(row, source.place(piece, row, start), kind, text)
@@ -288,7 +288,7 @@ def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
 
 
 def _bad_values(
-    spec: ReleaseSpec, source: Source, column: Column, piece: Any, start: int, use: object
+    spec: ReleaseSpec, source: Source, column: Column, piece: Sized, start: int, use: object
 ) -> Iterator[RowError]:
     """Yield the faults of a column of a piece whose first row is ``start``, in their order."""
     bounds = None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)

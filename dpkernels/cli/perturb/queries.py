@@ -8,12 +8,12 @@ one budget for the whole file, which is released only if the composition of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -37,6 +37,9 @@ from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven
+
+if TYPE_CHECKING:
+    from dpkernels.mechanisms.base import Mechanism
 
 # The parameters that a column may have; a weight is of a row's variance in the sum that ``--together`` makes small.
 PARAMETERS = tuple(QUERY_COLUMNS)
@@ -127,7 +130,7 @@ class QueryRequest:
             self._refuse(source, piece, start, "upper", bad, values, "is not above the lower end of the row")
 
     def _refuse(
-        self, source: Source, piece: Any, start: int, parameter: str, bad: Any, values: Any, problem: str
+        self, source: Source, piece: Sized, start: int, parameter: str, bad: np.ndarray, values: Any, problem: str
     ) -> None:
         row = int(bad.argmax())
         cell = private(shortest(values[parameter][row]), "a value")
@@ -135,7 +138,7 @@ class QueryRequest:
         raise RowError(start + row, source.place(piece, start + row, start), problem, text, self.columns[parameter])
 
 
-def _numbers(source: Source, piece: Any, name: str, start: int) -> np.ndarray:
+def _numbers(source: Source, piece: Sized, name: str, start: int) -> np.ndarray:
     """Return a column of parameters of a piece; a RowError names the first that is no finite float."""
     try:
         numbers = source.numbers(piece, name, start)
@@ -177,7 +180,7 @@ class Queries:
         """Return the names of the columns."""
         return tuple(dict.fromkeys(self.columns.values()))
 
-    def check(self, source: Source, piece: Any, start: int) -> None:
+    def check(self, source: Source, piece: Sized, start: int) -> None:
         """Refuse a piece whose parameters are not those that the release was certified for."""
         stop = start + len(piece)
         if stop > self.rows:
@@ -191,7 +194,7 @@ class Queries:
         if rows != self.rows:
             raise ValueError(f"{source.path}: had {self.rows} rows when its parameters were read, and has {rows} now")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return a JSON form; the parameters are in the output, and as claims in the certificate."""
         budget = self.together
         amounts = None if budget is None else {name: format_amount(getattr(budget, name)) for name in budget._fields}
@@ -236,7 +239,7 @@ def build(
         return name, exact_sampler(made), arguments
 
 
-def _chosen(name: str, options: Mapping[str, object], queries: Queries) -> tuple[str, dict[str, Any]]:
+def _chosen(name: str, options: Mapping[str, object], queries: Queries) -> tuple[str, dict[str, object]]:
     """Return the mechanism that a choice selects, which depends on the budget alone, and the options of all rows."""
     if name not in CHOICES:
         return name, dict(options)
@@ -279,7 +282,7 @@ def _allocated(
     if "sensitivity" not in queries.columns and "sensitivity" not in options:
         raise click.UsageError("--sensitivity-column: missing; --together needs every row's sensitivity")
     shared = {name: value for name, value in options.items() if name != "sensitivity"}
-    stated: Any = queries.values.get("sensitivity", options.get("sensitivity"))
+    stated: object = queries.values.get("sensitivity", options.get("sensitivity"))
     sensitivity = np.broadcast_to(np.asarray(stated, np.float64), queries.rows)
     weights = queries.values.get("weight")
     name = mechanism or _better_noise(sensitivity, weights, shared, budget)
@@ -299,7 +302,9 @@ def _allocated(
     raise CertificateError(f"--together: the tables of all rows together have epsilon {float(bound):.9g}")
 
 
-def _better_noise(sensitivity: np.ndarray, weights: Any, options: Mapping[str, object], budget: EpsilonDelta) -> str:
+def _better_noise(
+    sensitivity: np.ndarray, weights: np.ndarray | None, options: Mapping[str, object], budget: EpsilonDelta
+) -> str:
     """Return Laplace or Gaussian noise, by their weighted variances in closed form."""
     if options:
         raise click.UsageError(f"--mechanism: missing; {flag(next(iter(options)))} is an option of one")
@@ -325,7 +330,7 @@ def _noise(name: str, options: Mapping[str, object], budget: EpsilonDelta) -> An
         claim["delta"] = float(budget.delta)
     elif "delta" in constructor.required(release=True):
         raise click.UsageError(f"--together: {name} needs a delta; give EPS,DELTA")
-    made: Any = constructor.make({**options, **claim}, release=True)
+    made: Mechanism = constructor.make({**options, **claim}, release=True)
     if not isinstance(made, Additive):
         raise click.UsageError(f"--together: divides a budget among rows with additive noise; {name} is none")
     return made.noise
@@ -410,7 +415,7 @@ class StatedQueries:
         text = f" at most, for each of {len(self.certificate.table_of)} rows ({names})"
         return text if self.together is None else f"{text}; all rows together: {self.together}"
 
-    def check(self, source: Source, piece: Any, start: int) -> None:
+    def check(self, source: Source, piece: Sized, start: int) -> None:
         """Refuse a piece of the output whose parameters are not the claims of its rows."""
         for parameter, name in self.columns.items():
             values = _numbers(source, piece, name, start)
@@ -496,7 +501,7 @@ def is_same(number: float | None, other: float | None) -> bool:
 ROUNDINGS = 4  # Reports are rounded to floats a few times: this many units in the last place of the largest.
 
 
-def _of_interval(certificate: Any, claims: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+def _of_interval(certificate: Any, claims: Mapping[str, np.ndarray]) -> tuple[object, ...]:
     """Return the grid of rows with intervals of their own: that of the table, moved from its interval to theirs."""
     table = certificate.table
     scale = (claims["upper"] - claims["lower"]) / (table.upper - table.lower)

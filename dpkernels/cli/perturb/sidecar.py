@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import dpkernels
-from dpkernels.bounded_json import brief, parse_json, read_text
+from dpkernels.bounded_json import JsonObject, brief, parse_json, read_text
 from dpkernels.budgets.filters import EpsilonDelta, plus
 from dpkernels.cli.calendar import is_date_text
 from dpkernels.cli.errors import text_of
@@ -177,7 +177,7 @@ class Column:
         }
 
 
-def certificate_form(certificate: Certificate) -> dict[str, Any]:
+def certificate_form(certificate: Certificate) -> dict[str, object]:
     """Return a certificate's JSON form, in which the numbers of a batch's entries are packed."""
     form = certificate.to_dict()
     if isinstance(certificate, BatchCertificate):
@@ -186,7 +186,7 @@ def certificate_form(certificate: Certificate) -> dict[str, Any]:
     return form
 
 
-def certificate_of(form: dict[str, Any]) -> Certificate:
+def certificate_of(form: JsonObject) -> Certificate:
     """Return the verified certificate of ``certificate_form``; a CertificateError says what it does not have."""
     try:
         if form.get("kind") == BatchCertificate.kind:
@@ -399,7 +399,7 @@ _PARTS: dict[str, Rule] = {"parts": _OBJECTS, "columns": _NAMES}
 _PART: dict[str, Rule] = {"name": _TEXT, "input?": _TEXT, "rows": _COUNT, "sha256": _HASH, "bytes": _COUNT}
 
 
-def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
+def read_sidecar(path: Path) -> tuple[JsonObject, bool]:
     """Return the JSON of the release beside a sidecar, and whether a run that was to replace it was killed.
 
     A CertificateError says that it is not shaped as one, or that the run was killed before there was any release.
@@ -416,7 +416,7 @@ def read_sidecar(path: Path) -> tuple[dict[str, Any], bool]:
     raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
 
 
-def parse_sidecar(text: str) -> dict[str, Any]:
+def parse_sidecar(text: str) -> JsonObject:
     """Return the JSON of a sidecar; ValueError if it is not shaped as one."""
     form = parse_json(text)
     if type(form) is dict and type(form.get("format")) is int and form["format"] not in _READ:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from dpkernels.bounded_json import brief, integer
+from dpkernels.bounded_json import JsonObject, brief, integer
 from dpkernels.budgets.filters import composed_claims, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.categories import describe
@@ -103,7 +103,7 @@ def _grid(certificate: Any) -> tuple[float, float, float]:
 class VerifiedColumn:
     """A column of a sidecar, verified: its JSON, its certificate and the guarantee of that."""
 
-    form: dict[str, Any]
+    form: JsonObject
     certificate: Any
     guarantee: StatedGuarantee
     rebuilt: bool  # whether the mechanism, made again from its name and options, has this table
@@ -132,7 +132,7 @@ class VerifiedColumn:
         return f"ok: {title(self.form['column'])}, mechanism {name}, {claim}"
 
 
-def _outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
+def _outputs(form: JsonObject, path: Path) -> list[tuple[Path, JsonObject]]:
     written = form["output"]
     if "parts" not in written:
         return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
@@ -164,7 +164,7 @@ def _check_same(word: str, stated: object, actual: object, where: str = "its col
 
 
 def _verified_output(
-    form: dict[str, Any], columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
+    form: JsonObject, columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
 ) -> str:
     """Check all files of a release, and return a sentence about the result.
 
@@ -198,7 +198,7 @@ def _verified_output(
 
 
 def _check_file(
-    form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: Mapping[str, object]
+    form: JsonObject, columns: list[VerifiedColumn], target: Path, written: Mapping[str, object]
 ) -> set[str]:
     """Check a file; return the columns whose reports are too coarse to distinguish from other numbers."""
     _check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
@@ -218,7 +218,7 @@ def _check_file(
     return coarse
 
 
-def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
+def _check_reports(form: JsonObject, columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MAX_DECIMALS:
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MAX_DECIMALS}")
@@ -261,7 +261,7 @@ def _check_reports(form: dict[str, Any], columns: list[VerifiedColumn], source: 
 
 
 def _check_categories(
-    form: Mapping[str, object], column: VerifiedColumn, source: Source, piece: Any, start: int
+    form: Mapping[str, object], column: VerifiedColumn, source: Source, piece: Sized, start: int
 ) -> None:
     mechanism = _rebuilt(column.form).mechanism
     _, good, missing = reports_of(source.labels(piece, column.form["column"]), mechanism, source.markers)
@@ -362,7 +362,7 @@ def _declared(name: str, value: object) -> str:
     return f"{display_name(name)} {text}" + (f": {meaning}" if meaning else "")
 
 
-def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
+def _column(form: JsonObject, release: JsonObject) -> VerifiedColumn:
     try:
         certificate: Any = certificate_of(form["certificate"])
         queries = stated_queries(release, certificate)
@@ -386,13 +386,13 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
 
 
-def _rebuilt(form: dict[str, Any]) -> Any:
+def _rebuilt(form: JsonObject) -> ExactSampler:
     """Return the exact sampler of a column's mechanism, made again from its name and options."""
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in form["options"].items()}
     return build_exact_sampler(form["mechanism"], options)[1]
 
 
-def _difference(form: dict[str, Any], certificate: Any, queries: StatedQueries | None) -> str:
+def _difference(form: JsonObject, certificate: Any, queries: StatedQueries | None) -> str:
     """Return how the mechanism, made again from its name and options, differs; empty if it does not."""
     try:
         sampler = _rebuilt(form) if queries is None else queries.rebuilt(form)
@@ -413,7 +413,7 @@ def _difference(form: dict[str, Any], certificate: Any, queries: StatedQueries |
     return ""
 
 
-def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
+def _check_totals(form: JsonObject, columns: list[VerifiedColumn]) -> None:
     """Refuse totals, or a charge of them, that differ from those of the columns."""
     total = of_a_row([column.guarantee for column in columns], form["values_per_row"])
     for word in ("epsilon", "delta", "neighbouring"):
@@ -426,7 +426,7 @@ def _check_totals(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
         _check_charge(form, columns)
 
 
-def _check_charge(form: dict[str, Any], columns: list[VerifiedColumn]) -> None:
+def _check_charge(form: JsonObject, columns: list[VerifiedColumn]) -> None:
     """Refuse a charge that is not that of the rows which the sidecar says were charged together."""
     charge, values = form["ledger"], form["values_per_row"]
     queries = columns[0].queries

@@ -148,7 +148,7 @@ class CategoryEstimate:
         return np.sqrt((noise + sampled * share * (1 - share)) / self.count)
 
     @property
-    def categories(self) -> list[Any]:
+    def categories(self) -> list[object]:
         """Return the labels of the categories, or their codes if there are none."""
         return list(self.mechanism.labels or range(self.mechanism.categories))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Categorical(abc.ABC):
     code of the category that stands for unknown values, or None.
     """
 
-    epsilon: Any
+    epsilon: Real
     categories: int
     labels: Labels | None
     other: int | None
@@ -84,7 +84,7 @@ class Categorical(abc.ABC):
         """Return the log probability of reports given the codes of true categories."""
 
     @abc.abstractmethod
-    def supports(self, reports: Any) -> np.ndarray:
+    def supports(self, reports: RealArray) -> np.ndarray:
         """Return (n, d) booleans: whether each report supports each category."""
 
     @abc.abstractmethod
@@ -112,7 +112,7 @@ class Categorical(abc.ABC):
         p, q = self.support_probabilities
         return (p * (1 - p) + (self.categories - 1) * q * (1 - q)) / (reports * (p - q) ** 2)
 
-    def sample(self, key: Array, x: Any, sample_shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Array, x: RealArray, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draw reports of codes x with floating-point numbers, for simulation and not for release.
 
         The function is compiled once for each shape of x. ``epsilon`` may be an array that broadcasts with x, so that

@@ -59,7 +59,7 @@ class BlockResponse(Categorical):
         other: the code of the category that stands for unknown ones, or None.
     """
 
-    epsilon: Any
+    epsilon: Real
     categories: int
     blocks: int
     labels: Labels | None = None
@@ -147,7 +147,7 @@ class BlockResponse(Categorical):
             return np.asarray(self.blocks_of(directions, x))
         numbers, rows = field(g), _direction_chunks(g, self.digits)
         size, table = numbers.chunk
-        total: Any = None
+        total: np.ndarray | None = None
         for left, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
             at = np.take(row, directions, mode="clip")  # The direction's digits times the width of the table.
             higher = x // size if left else np.zeros_like(x)
@@ -156,7 +156,7 @@ class BlockResponse(Categorical):
             total = product.astype(np.int64) if total is None else numbers.add(total, product)
         return np.asarray(total)
 
-    def split(self, reports: Any) -> tuple[Any, Any]:
+    def split(self, reports: RealArray) -> tuple[Any, Any]:
         """Return the directions and the blocks of reports."""
         g = self.blocks
         wide = reports.astype(np.int64 if namespace(reports) is np else int)
@@ -166,7 +166,7 @@ class BlockResponse(Categorical):
         a, block = self.split(reports)
         return response_log_prob(self.epsilon, self.blocks, self.blocks_of(a, x) == block) - math.log(self.directions)
 
-    def supports(self, reports: Any) -> np.ndarray:
+    def supports(self, reports: RealArray) -> np.ndarray:
         a, block = self.split(np.asarray(reports))
         return self.blocks_of(a[:, None], np.arange(self.categories)) == block[:, None]
 

@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -55,7 +54,7 @@ class SubsetSelection(Categorical):
         other: the code of the category that stands for unknown ones, or None.
     """
 
-    epsilon: Any
+    epsilon: Real
     categories: int
     size: int
     labels: Labels | None = None

@@ -100,7 +100,7 @@ class Optimal(Bounded):
         return self.spacing * namespace(self.spacing).asarray(np.array(self.places, np.float64))
 
     @property
-    def step(self) -> Any:
+    def step(self) -> Real:
         """Return x_(i+1) - x_i."""
         return 2 * self.reach / (self.rows - 1)
 
@@ -233,8 +233,8 @@ class _Tabulated:
     """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports."""
 
     mechanism: Optimal
-    threshold: Any  # The share of every column's own report, of shape (n, m).
-    other: Any  # The index of the other report.
+    threshold: RealArray  # The share of every column's own report, of shape (n, m).
+    other: RealArray  # The index of the other report.
 
     input_interval = property(attrgetter("mechanism.input_interval"))
     pdf = property(attrgetter("mechanism.pdf"))
@@ -251,7 +251,7 @@ class _Tabulated:
         entry = (row.astype(jnp.int32) + up) * m + column
         thresholds, others = jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel()
 
-        def pairs(entry: Array) -> tuple[Any, Any]:
+        def pairs(entry: Array) -> tuple[Array, Array]:
             pair = _taken(jnp.stack([thresholds, others], -1), entry)
             return pair[..., 0], pair[..., 1]
 
@@ -262,7 +262,7 @@ class _Tabulated:
         return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
 
 
-def _taken(table: Any, index: Any) -> Array:
+def _taken(table: Array, index: Array) -> Array:
     return table.at[index].get(mode="promise_in_bounds")
 
 

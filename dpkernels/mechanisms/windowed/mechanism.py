@@ -19,7 +19,7 @@ from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
 from dpkernels.numerics import Real, RealArray, elementary, floating, like, namespace, plain, root_or_zero, squared
 from dpkernels.programs import in_one_program
-from dpkernels.pytrees import pytree, tree_leaves, tree_map
+from dpkernels.pytrees import PyTree, pytree, tree_leaves, tree_map
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
 _NEWTON_STEPS = 3  # Newton's steps that invert half a window in float32.
@@ -383,7 +383,7 @@ def _shape(x: Array, base: Base | None, epsilon: Real, condition: str) -> tuple[
 
 
 @cache  # Programs are compiled once for a function.
-def _variance_of_shape(condition: str, objective: str) -> Callable[[Any, Any], Any]:
+def _variance_of_shape(condition: str, objective: str) -> Callable[[Array, PyTree], Real]:
     def variance(x: Array, parameters: tuple[Uniform, Constant, Array]) -> Real:
         window, base, epsilon = parameters
         return _best_height_variance(window, *_shape(x, base, epsilon, condition), epsilon, condition, objective)

@@ -25,11 +25,11 @@ _KNOTS = 1025
 class _Tables(NamedTuple):
     """The arrays from which a piecewise linear density is evaluated."""
 
-    heights: Any  # At the n + 1 knots.
-    area: Any
+    heights: RealArray  # At the n + 1 knots.
+    area: Real
     masses: RealArray  # Of the normalised density, up to every knot.
-    segments: Any  # Of every segment: number, heights at both ends, mass and integral of the cdf before it.
-    spread: Any  # Of the normalised density, its variance about 1/2.
+    segments: RealArray  # Of every segment: number, heights at both ends, mass and integral of the cdf before it.
+    spread: Real  # Of the normalised density, its variance about 1/2.
 
 
 def _tables(f: RealArray) -> _Tables:
@@ -109,7 +109,7 @@ class _Tabulated:
         return bool(np.all(np.diff(outward) <= 0))
 
     def check(self) -> None:
-        make: Any = window_from if isinstance(self, Window) else base_from
+        make: Callable[..., object] = window_from if isinstance(self, Window) else base_from
         if make(self.shape.values) != self or not self.falls:
             raise ValueError("shape: is not even with a peak of 1, or does not fall from its middle")
 
@@ -134,7 +134,7 @@ class _Tabulated:
         inside = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
         return self._length * (integral + mass * s / n + inside)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Any) -> RealArray:
         """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u, tables, n = floating(u), self.shape.tables, len(self.shape.values) - 1
         xp = namespace(u, tables.heights)
