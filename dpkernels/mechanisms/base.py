@@ -289,7 +289,7 @@ def _reparameterised_reports(mechanism: Mechanism, u: Real, x: Real, inverse: bo
     def density(y: RealArray, parameters: tuple[Any, Any, Any]) -> Any:
         """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
         mechanism, _, x = rebuilt(parameters)
-        density, (places, _) = mechanism.pdf(y, x), mechanism.atoms(x)
+        density, (places, _) = mechanism.pdf(y, x), mechanism.atoms(jnp.broadcast_to(x, y.shape))
         on_atom = jnp.any(abs(y - places) <= _ROUNDED * np.finfo(y.dtype).eps * abs(places), axis=0)
         return jnp.where(on_atom, 0.0, density)
 

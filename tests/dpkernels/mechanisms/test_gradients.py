@@ -100,6 +100,23 @@ def test_icdf_derivative_is_one_over_the_density(m, x64):
 
 
 @pytest.mark.lengthy
+@pytest.mark.parametrize(
+    "m",
+    [
+        dpk.composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=1.0),
+        dpk.hybrid(epsilon=1.0, lower=0.0, upper=1.0),
+        dpk.laplace(epsilon=1.0, sensitivity=1.0),
+    ],
+    ids=["window", "atoms", "noise"],
+)
+def test_derivatives_by_inputs_that_several_uniform_numbers_share(m):
+    """Inputs of shape (3,) and uniform numbers of shape (4, 3): the derivative adds up those of each."""
+    x, u = jnp.array([0.2, 0.5, 0.9]), jnp.linspace(0.05, 0.95, 12).reshape(4, 3)
+    shared, apart = (jax.grad(lambda x: m.icdf(u, x).sum())(given) for given in (x, jnp.broadcast_to(x, u.shape)))
+    np.testing.assert_allclose(shared, apart.sum(0), rtol=1e-5)
+
+
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.5")
 @over(WINDOWED, *PATHWISE)
 def test_pathwise_gradient_of_the_sampled_moments(m, x64):
