@@ -128,7 +128,7 @@ REFUSED = {
     "training, half named True": "leaves out 'b'",
     "training, half named False": "leaves out 'b'",
     "training, pmap": "leaves out",
-    "training of the same examples": "count every example several times",
+    "training of the same examples": "may have added up the gradients of several devices",
     **{
         f"{name} {check}": "all devices along 'a' would draw the same rows"
         for name in BATCHES
