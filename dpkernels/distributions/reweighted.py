@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Reweighted(Distribution):
     """
 
     kernel: Distribution
-    low: Real
+    low: Any
     high: Real
     outside: Real
 

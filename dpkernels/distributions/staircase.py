@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Staircase(Symmetric):
     lengths: ClassVar[tuple[str, ...]] = ("period",)
     density_form: ClassVar[str] = "constant"
 
-    epsilon: Real
+    epsilon: Any  # Unions of types take mypy long in these formulas.
     period: Real
     gamma: Real
 
