@@ -474,7 +474,10 @@ def test_a_root_from_the_wrong_side_is_noticed():
         (lambda: calibrate.budget_recycled(Gaussian, theta=0.0, epsilon=1.0, delta=1e-5), r"theta: 0.* \(0, inf\)"),
         (lambda: calibrate.budget_recycled(Gaussian, theta=1.0, q=1.0, epsilon=1.0, delta=1e-5), r"q: 1.* \[0, 1\)"),
         (lambda: calibrate.budget_recycled(Gaussian, theta=1.0, q=-0.1, epsilon=1.0, delta=1e-5), r"q: -0.1"),
-        (lambda: calibrate.budget_recycled(Gaussian(1.0), theta=1.0, q=0.5, epsilon=1.0, delta=0.1), r"q: 0.5; is calibrated"),
+        (
+            lambda: calibrate.budget_recycled(Gaussian(1.0), theta=1.0, q=0.5, epsilon=1.0, delta=0.1),
+            r"q: 0.5; is calibrated",
+        ),
     ],
 )
 def test_errors_say_what_is_feasible(call, message):
