@@ -330,14 +330,12 @@ class NearReports(NamedTuple):
 class Stacked(NamedTuple):
     """The reports of several tables of one kind, with the numbers of every table."""
 
-    reports: Callable[
-        ..., RealArray
-    ]  # (x, words, numbers of each value's place, numbers of each value's table) -> reports
+    # (x, words, numbers of each value's place, numbers of each value's table) -> reports
+    reports: Callable[..., RealArray]
     tables: tuple[np.ndarray, ...]  # The numbers, one a table, in arrays.
     near: NearReports | None = None
-    interval: Callable[..., tuple[RealArray, RealArray]] | None = (
-        None  # Numbers of places -> the ends of their intervals, if they tell these.
-    )
+    # Numbers of places -> the ends of their intervals, if they tell these.
+    interval: Callable[..., tuple[RealArray, RealArray]] | None = None
 
 
 def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[..., RealArray], np.ndarray, np.ndarray]:

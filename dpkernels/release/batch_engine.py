@@ -78,7 +78,7 @@ class BatchRelease:
         reports = _by_xla(self.sampler, 0, space, count, entries, row % self.sampler.size, ends)
         if reports is not None:
             out[:] = reports
-            self._complete(0, space.words_of(count), values, start, entries, out)
+            self._complete(0, space.words_of(count), space.x[:count], start, entries, out)  # What was checked.
         space.give_back()
         if reports is None:
             bounds.check_entries(x, entries, row)

@@ -73,16 +73,12 @@ def delta_of_orders(guarantee: HasTerms, epsilon: float) -> float:
 
 def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
     """Return the bound by the divergence of the best order that is found; inf if no divergence is finite."""
-    in_integers = any(map(_is_sampled_gaussian, guarantee.terms))
-
-    def order(c: float) -> float:
-        return max(float(round(c)), 1.0) if in_integers else c
 
     def estimate(c: float) -> float:
         with suppress(ConvergenceError):
-            divergence = float(guarantee.renyi(1 + order(c)))
+            divergence = float(guarantee.renyi(1 + c))
             if math.isfinite(divergence):
-                return bound(order(c), divergence)
+                return bound(c, divergence)
         return math.inf
 
     values = [estimate(float(c)) for c in _ORDERS]
@@ -96,7 +92,10 @@ def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
     for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
         least, center = min((least, center), *((estimate(c), c) for c in (center / ratio, center * ratio)))
-    return bound(order(center), _divergence_above(as_float64(guarantee), order(center)))
+    orders = [center]
+    if any(map(_is_sampled_gaussian, guarantee.terms)):  # They have a closed form at integers.
+        orders = [float(max(math.floor(center), 1)), float(math.ceil(center))]
+    return min(bound(c, _divergence_above(as_float64(guarantee), c)) for c in orders)
 
 
 # Divergences from above
@@ -126,8 +125,12 @@ def _log_moment_above(term: RepeatedReleases, number: int, mirror: bool, c: floa
     pair, reach, log_tail = term.pairs[number], math.inf, -math.inf
     if term.is_gaussian or _is_sampled_gaussian(term):
         mu, rate = abs(float(pair.shift / pair.noise.sigma)), float(term.sampling_rate or 1.0)
-        if term.sampling_rate is None or term.neighbours != "replace":
-            return _log_moment_of_gaussian(mu, c) if rate == 1 else _log_moment_of_sampled(rate, mu, round(c) + 1)
+        is_replaced = term.sampling_rate is not None and term.neighbours == "replace"
+        if rate == 1:
+            return _log_moment_of_gaussian(2 * mu if is_replaced else mu, c)
+        if not is_replaced:  # The logarithm is convex in c, and 0 at 0.
+            k = math.ceil(c)
+            return c / k * _log_moment_of_sampled(rate, mu, k + 1) * (1 + _UNITS * UNIT)
         reach, log_tail = _tail_of_replaced(rate, mu, c)
     release = term.one_release()[number]
     losses = release.privacy_loss()
@@ -165,8 +168,6 @@ def _log_moment_of_sampled(rate: float, mu: float, order: int) -> float:
     It is 1 plus the sum over k from 2 of C(a, k) (1 - r)^(a - k) r^k (e^(k (k - 1) mu^2/2) - 1). With a record removed
     it is no larger (Mironov, Talwar & Zhang 2019, Theorem 5).
     """
-    if rate >= 1:
-        return _log_moment_of_gaussian(mu, order - 1.0)
     if order > _MAX_TERMS:
         return math.inf
     k = np.arange(2.0, order + 1)

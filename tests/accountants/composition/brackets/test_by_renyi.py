@@ -88,6 +88,16 @@ def test_divergences_from_above_are_above_the_precise_ones_and_close(name, order
         assert above <= precise * (1 + 2e-3) + 1e-11
 
 
+@pytest.mark.parametrize("order", [1.3, 4.5, 30.2])
+def test_orders_that_are_no_integers_and_samples_of_everybody(order):
+    sampled, everybody = RELEASES["gaussian on samples"], guarantee(dpk.gaussian(sigma=1.0)).subsample(1.0)
+    replaced = guarantee(dpk.gaussian(sigma=1.0)).subsample(1.0, adjacency="replace")
+    for made in (sampled, everybody, replaced):
+        assert made.renyi(order) <= by_renyi._divergence_above(as_float64(made), order - 1) * (1 + 1e-13)
+    for made, mu in ((everybody, 1.0), (replaced, 2.0)):
+        assert by_renyi._divergence_above(as_float64(made), order - 1) == pytest.approx(order * mu**2 / 2, rel=1e-12)
+
+
 @pytest.mark.parametrize("order", [2, 9])
 def test_moments_of_sampled_gaussians_against_quadrature(order):
     """Of both directions; with a record removed the moment is smaller."""
