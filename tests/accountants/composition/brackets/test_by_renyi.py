@@ -136,6 +136,29 @@ def test_mass_that_is_left_out_has_the_largest_loss(monkeypatch):
     assert by_renyi._divergence_above(as_float64(release), 299.0) < 0.9 * release.renyi(300.0)
 
 
+@pytest.mark.parametrize("log_of_tail", [0.0, 5.0, 80.0])
+def test_the_tail_beyond_the_grid_is_bounded_and_counts(monkeypatch, log_of_tail):
+    """The integral over the losses beyond the grid is below its bound, which is a part of the moment."""
+    monkeypatch.setattr(by_renyi, "_LOG_OF_TAIL", log_of_tail)
+    rate, mu, c = 0.3, 2.0, 5.0
+    reach, log_tail = by_renyi._tail_of_replaced(rate, mu, c)
+
+    def ratio(x, side):
+        return 1 - rate + rate * mp.exp(side * mu * x - mp.mpf(mu) ** 2 / 2)
+
+    def beyond(side):
+        end = mp.findroot(lambda x: mp.log(ratio(x, 1) / ratio(x, -1)) - side * reach, side * reach / (2 * mu))
+        places = [end + side * step for step in range(0, 40, 4)]
+        return abs(mp.quad(lambda x: mp.npdf(x) * ratio(x, 1) ** (c + 1) * ratio(x, -1) ** -c, places))
+
+    with mp.workdps(30):
+        truth = mp.log(beyond(1) + beyond(-1))
+    assert truth <= log_tail
+    monkeypatch.setattr(by_renyi, "_tail_of_replaced", lambda *_: (reach, 200.0))
+    release = guarantee(dpk.gaussian(sigma=0.5)).subsample(rate, adjacency="replace")
+    assert by_renyi._divergence_above(as_float64(release), c) >= 200.0 / c
+
+
 def test_losses_without_a_bound_have_no_divergence_from_above():
     made = guarantee(dpk.Additive(dpk.GeneralisedNormal(2.0, 1.5)), 1.0).repeat(10)
     assert math.isfinite(made.renyi(3.0))
