@@ -110,7 +110,7 @@ def rough_epsilon(guarantee: Any, delta: float) -> float:
 
 
 class _Traced(NamedTuple):
-    """What is asked of JAX numbers, and what is known about them while JAX traces."""
+    """A question about JAX numbers, and what is known about them while JAX traces."""
 
     quantity: type[Question]
     may_sample: bool = False

@@ -228,7 +228,7 @@ def _by_xla(
 
 
 class _Columns(tuple[np.ndarray, ...]):
-    """Columns that are a key as this object."""
+    """Columns that are compared and hashed as one object, so that they can be in a key."""
 
     __hash__, __eq__ = object.__hash__, object.__eq__
 
@@ -236,7 +236,8 @@ class _Columns(tuple[np.ndarray, ...]):
 def _ends(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends, is_near: bool) -> _Columns:
     """Return the ``order_keys`` of the ends of the entries' intervals; none if the program needs none.
 
-    That of values near 0 needs none where all that is near is inside, nor one that reads the ends for its reports.
+    The program of values near 0 needs none where all near values are inside. A program whose reports read the ends has
+    them anyway.
     """
     if ends is None:
         return _Columns(finite_keys(dtype))

@@ -147,7 +147,7 @@ def _log_moment_above(term: RepeatedReleases, number: int, mirror: bool, c: floa
         masses, largest = above(cells, step, 1), reach
         if math.isinf(reach) and masses.infinite > 0:
             largest = float((release.mirror() if mirror else release).largest_loss())
-    except (NoGridError, TypeError):  # A TypeError is of a pair whose largest loss is unknown.
+    except (NoGridError, TypeError):  # A TypeError says that the largest loss of the pair is unknown.
         return math.inf
     log_moment = _log_moment_of(masses, step, c, largest * (1 + _ROUNDING) + _UNITS * UNIT)
     return float(np.logaddexp(log_moment, log_tail)) + UNIT * abs(log_moment)
