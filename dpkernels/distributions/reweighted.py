@@ -31,7 +31,7 @@ class Reweighted(Distribution):
     kernel: Distribution
     low: Any
     high: Real
-    outside: Real
+    outside: Any
 
     def __post_init__(self) -> None:
         checks.within("low", self.low, -np.inf, 0.0, open_ends=True)

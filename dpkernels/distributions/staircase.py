@@ -29,9 +29,10 @@ class Staircase(Symmetric):
     lengths: ClassVar[tuple[str, ...]] = ("period",)
     density_form: ClassVar[str] = "constant"
 
-    epsilon: Any  # Unions of types take mypy long in these formulas.
-    period: Real
-    gamma: Real
+    # Unions of types take mypy half a minute in these formulas.
+    epsilon: Any
+    period: Any
+    gamma: Any
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
@@ -39,7 +40,7 @@ class Staircase(Symmetric):
         checks.within("gamma", self.gamma, 0.0, 1.0)
 
     @property
-    def _ratio(self) -> Real:
+    def _ratio(self) -> Any:
         return namespace(self.epsilon).exp(-self.epsilon)
 
     @property
