@@ -128,7 +128,7 @@ def test_composed_rounds_refuse_neighbours_of_another_kind():
 @pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("n", "places"),
-    [(70_000_000, [0.1, 0.5437, 3.0]), pytest.param(2**21, [0.5, 4.0, 9.0], marks=pytest.mark.thorough)],
+    [(70_000_000, [0.1, 0.5437, 3.0]), pytest.param(2**21, [0.5, 4.0, 6.65, 9.0], marks=pytest.mark.thorough)],
 )
 def test_many_reports_that_are_rarely_informative(n, places, monkeypatch):
     """One report in 30,000 tells the inputs apart: the sum of the losses has rare values far below 0."""
@@ -138,10 +138,10 @@ def test_many_reports_that_are_rarely_informative(n, places, monkeypatch):
     for eps in places:
         truth = estimate.enumerated_delta(blanket, n, eps)
         # The steps of the grid cost more where delta falls fast: 2.7 % at 1e-27.
-        assert 0 < truth <= made.delta(eps) <= truth * (1 + (5e-3 if truth > 1e-15 else 5e-2))
+        assert 0 < truth <= made.delta(eps) <= truth * (1 + (1e-2 if truth > 1e-15 else 5e-2))
         assert made.estimate_delta(eps) == pytest.approx(truth, rel=1e-12)
-    for share in (0.5, 0.9, 0.9999, 1 - 1e-9):  # No report is that informative here, and this is seen.
-        assert made.delta(13.3 * share) < (1e-30 if n > 1 << 22 else 1e-6)
+    for share in (0.9, 0.9999, 1 - 1e-9):  # No sum of losses is that large.
+        assert 0 < made.delta(13.3 * share) < 1e-300
 
 
 @pytest.mark.lengthy
