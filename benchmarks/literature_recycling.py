@@ -18,7 +18,7 @@ import dpkernels as dpk
 from accountants import calibrate, guarantee, recycling, tune
 from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import recycling as published
-from accountants.published.searches import published_recycling
+from accountants.published.searches import published_recycling, search
 from accountants.schemes.poisson import budget_on_sample
 from dpkernels.numerics import Real
 
@@ -255,7 +255,7 @@ def count_on_sample(size: int, rate: float | None = None, epsilon: float = 0.1, 
         sensitivity_at=published.published_sensitivity,
     )
     if rate is None:
-        found: Any = family.published_search(tune.acceptance(theta)).mechanism
+        found: Any = search(family, tune.acceptance(theta)).mechanism
         return _rated(found.mechanism.noise, found.rate, theta, found.sampling_noise)
     law = published_recycling(family.kernel, theta, *family.budget_on_sample(rate))[0]
     return _rated(law, rate, theta, float(family.rate.error(rate)))

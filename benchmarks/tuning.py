@@ -29,6 +29,7 @@ import optax
 from scipy.optimize import minimize
 
 from accountants import tune
+from accountants.published import searches
 from accountants.tune.domains import values
 from accountants.tune.tuning import starting_points
 from benchmarks.shown import machine, markdown, parser_of
@@ -97,6 +98,8 @@ COMPARED = (
 EPSILON = 1.0
 
 # Name -> an optax transformation; None for the default. SciPy's has no transformation.
+_METHODS: dict[str, Callable[..., tune.Result]] = {"gradient": tune.best, "enumeration": searches.best}
+
 OPTIMIZERS: dict[str, Any] = {
     "default": None,
     "optax.lbfgs": optax.lbfgs(),
@@ -115,13 +118,14 @@ def timed(call: Callable[[], Any]) -> tuple[float, float, Any]:
 def measured(name: str, method: str) -> dict[str, Any]:
     """One case by one method, first cold, then warm; or why it has no result."""
     family, objective = CASES[name]
+    best = _METHODS[method]
     jax.numpy.zeros(2).block_until_ready()  # The backend's start is no part of a search.
     try:
-        cold, spent, result = timed(lambda: tune.best(family(EPSILON), objective, method=method))
+        cold, spent, result = timed(lambda: best(family(EPSILON), objective))
     except (TypeError, ValueError) as error:
         return {"error": str(error)}
     budgets = EPSILON * np.linspace(1.1, 2.0, WARM)
-    warm = [timed(partial(tune.best, family(float(eps)), objective, method=method))[0] for eps in budgets]
+    warm = [timed(partial(best, family(float(eps)), objective))[0] for eps in budgets]
     return {
         "cold": cold,
         "spent": spent,
@@ -186,7 +190,7 @@ def in_a_fresh_process(name: str, option: str, value: str) -> dict[str, Any]:
 def rows(names: Any) -> Iterator[list[str]]:
     """One row a case and method."""
     for name in names:
-        for method in ("gradient", "enumeration"):
+        for method in _METHODS:
             found = in_a_fresh_process(name, "--method", method)
             if "error" in found:
                 yield [name, method, "", "", "", "", found["error"].split(";")[0]]
@@ -209,7 +213,7 @@ def main() -> None:
     """Print the tables, or with ``--one`` a measurement as JSON."""
     parser = parser_of(__doc__, "one family and 20 budgets")
     parser.add_argument("--one", choices=CASES, help="one case only, as JSON")
-    parser.add_argument("--method", choices=("gradient", "enumeration"), default="gradient", help="of --one")
+    parser.add_argument("--method", choices=_METHODS, default="gradient", help="of --one")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help="of --one, instead of a method")
     options = parser.parse_args()
     if options.one:

@@ -7,7 +7,8 @@ as the gradient method evaluates it, and what they keep is certified by the same
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any
 
 import jax
@@ -16,6 +17,11 @@ import numpy as np
 from accountants import recycling
 from accountants.dominating_pairs.base import as_float64
 from accountants.published.recycling import published_excess, published_search
+from accountants.tune.families.constructed import Composite, Piecewise, composite
+from accountants.tune.families.noise import Recycled, SampledRecycled
+from accountants.tune.family import Family
+from accountants.tune.objectives import Objective, ObjectiveLike, as_objective
+from accountants.tune.tuning import Result, certified_result
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -43,6 +49,53 @@ class Enumerated:
     value: float
     evaluations: int
     rounds: list[float]
+
+
+def best(family: Family, objective: ObjectiveLike) -> Result:
+    """Return what the source's own search of a family finds, certified by the exact accountant, as ``tune.best`` does.
+
+    Raises:
+        TypeError: no search of this family is published.
+        ValueError: an objective, a condition or a kernel that the source's search does not have.
+        NotPrivateError: what was found does not meet the budget; the sources' searches of recycling may do that.
+    """
+    objective = as_objective(objective)
+    if objective.theta is not None:
+        family = family.for_error(objective.theta)
+    enumerated = search(family, objective)
+    path = {"objective": np.asarray(enumerated.rounds)}
+    member = enumerated.parameters, enumerated.mechanism, enumerated.value, path
+    return certified_result(family, objective, *member, enumerated.evaluations, source=enumerated.source)
+
+
+@singledispatch
+def search(family: Family, objective: Objective) -> Enumerated:
+    """Return what the source's own search of a family finds, without a certificate; errors as ``best``."""
+    raise TypeError(f"family: no search of {family.name} is published; tune.best searches it by gradient")
+
+
+@search.register
+def _(family: Composite, objective: Objective) -> Enumerated:
+    return composite_search(family, objective)
+
+
+@search.register
+def _(family: Piecewise, objective: Objective) -> Enumerated:
+    window = "uniform" if family.constructor is piecewise else "triangle"
+    enumerated = composite_search(composite(window, **family.given, condition="sup_inf"), objective)
+    return replace(enumerated, parameters={"eta": 2 / enumerated.parameters["width"]})
+
+
+@search.register
+def _(family: Recycled, objective: Objective) -> Enumerated:
+    enumerated = recycled_search(family, objective)
+    kernel = enumerated.mechanism.noise.kernel
+    return replace(enumerated, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
+
+
+@search.register
+def _(family: SampledRecycled, objective: Objective) -> Enumerated:
+    return sampled_search(family, objective)
 
 
 def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:

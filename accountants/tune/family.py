@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accountants import profile
-from accountants.published.searches import Enumerated
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain
 from dpkernels.mechanisms.base import Mechanism
@@ -101,15 +100,6 @@ class Family(abc.ABC):
     def needs_second_search(self) -> bool:
         """Return whether a narrow and deeper minimum may be next to a minimum, so that a second search starts there."""
         return False
-
-    def published_search(self, objective: Any) -> Enumerated:
-        """Return what the source's own search of the family finds, for comparison.
-
-        Raises:
-            TypeError: none is published.
-            ValueError: an objective, a condition or a kernel that the source's search does not have.
-        """
-        raise TypeError(f"family: no search of {self.name} is published; method='gradient' tunes it")
 
     def verify(self, mechanism: Member) -> tuple[float, float]:
         """Return the (epsilon, delta) that the mechanism meets, delta as the exact accountant computes it.

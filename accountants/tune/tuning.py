@@ -105,7 +105,6 @@ def best(
     family: Family,
     objective: ObjectiveLike,
     *,
-    method: str = "gradient",
     at_least: float | None = None,
     at_most: float | None = None,
     subject_to: Sequence[Constraint] = (),
@@ -123,7 +122,6 @@ def best(
         family: one of this package's, for one budget, or a ``Family`` of your own.
         objective: one of this package's; or a callable from a mechanism to a JAX scalar, made small (``maximise`` for
             large). A callable is compiled once for each object: define it once.
-        method: "gradient"; or "enumeration", the source's own search of that family, for comparison.
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
         subject_to: inequalities on other objectives; the best member that meets them all is returned.
@@ -137,13 +135,13 @@ def best(
             where no member is feasible are shortened; the best point of all is returned.
 
     Raises:
-        ValueError: an unknown method, starts or turns not in 1..100000, a start without the free parameters, outside
+        ValueError: starts or turns not in 1..100000, a start without the free parameters, outside
             their domains or where no member is feasible, start and starts together, a budget that the family refuses,
             no member is feasible or meets the constraints, an objective that is not bounded, the best value is not good
             enough, with that value.
-        NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
-        TypeError: no family, a family without a published search, an optimizer that is no optax transformation, what is
-            no Constraint, constraints of an enumeration, a start of another type, an objective that is not one number.
+        NotPrivateError: what was found does not meet the budget.
+        TypeError: no family, an optimizer that is no optax transformation, what is no Constraint, a start of another
+            type, an objective that is not one number.
 
     Example:
         >>> from accountants import tune
@@ -151,21 +149,15 @@ def best(
         >>> round(found.value, 3)
         5.066
     """
-    checks.one_of("method", method, ("gradient", "enumeration"))
     chosen, constraints = as_objective(objective), _checked_constraints(subject_to)
     for number in jax.tree.leaves(checked(family)):
         if np.ndim(number):
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
-    if method == "enumeration":
-        if constraints or start is not None:
-            raise TypeError("subject_to, start: the published searches have none; method='gradient' takes them")
-        result = _by_enumeration(family if chosen.theta is None else family.for_error(chosen.theta), chosen)
-    else:
-        if start is not None and starts is not None:
-            raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
-        target = family.for_error(chosen.theta)
-        points, near = starting_points(target, starts), _near(target, start)
-        result = _by_search(target, chosen, constraints, points, near, *_limits(turns, optimizer))
+    if start is not None and starts is not None:
+        raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
+    target = family.for_error(chosen.theta)
+    points, near = starting_points(target, starts), _near(target, start)
+    result = _by_search(target, chosen, constraints, points, near, *_limits(turns, optimizer))
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
         if limit is not None and not sign * result.value >= sign * (wanted := checks.number(name, limit)):
             raise ValueError(
@@ -431,7 +423,7 @@ def _by_search(
         **domains.values(family.domains, steps[0][finite]),
         "objective": steps[1][finite] * _factor(family, objective) if points.size else np.array([value]),
     }
-    result = _certified(family, objective, free, mechanism, value, path, cost.evaluations)
+    result = certified_result(family, objective, free, mechanism, value, path, cost.evaluations)
     return replace(result, values=(value, *values))
 
 
@@ -462,13 +454,7 @@ def _value(objective: Objective, mechanism: object) -> float:
         return float(evaluate(as_float64(objective.of_release), as_float64(mechanism)))
 
 
-def _by_enumeration(family: Family, objective: Objective) -> Result:
-    published = family.published_search(objective)
-    member = published.parameters, published.mechanism, published.value, {"objective": np.asarray(published.rounds)}
-    return _certified(family, objective, *member, published.evaluations, source=published.source)
-
-
-def _certified(
+def certified_result(
     family: Family,
     objective: Objective,
     free: dict[str, Any],
@@ -478,6 +464,12 @@ def _certified(
     evaluations: int,
     source: str = "",
 ) -> Result:
+    """Return the result of a search whose best member has been verified; a ``source`` is a published search's.
+
+    Raises:
+        NotPrivateError: the member does not meet the budget of the family.
+        ValueError: the objective is not finite.
+    """
     epsilon, delta = family.verify(mechanism)
     if not np.isfinite(value):
         raise ValueError(f"objective: {objective.name} is {value} of {family.name}")

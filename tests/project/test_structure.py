@@ -63,6 +63,14 @@ def test_imports_run_one_way(path):
         assert imports_any(path, "accountants") == []
 
 
+@every_source
+def test_published_formulas_are_for_comparison(path):
+    """Only the command, benchmarks and notebooks use what the sources published; the accountants do not."""
+    name = module_name(path)
+    if not inside(name, "accountants.published") and not inside(name, "dpkernels.cli"):
+        assert imports_any(path, "accountants.published") == []
+
+
 MODULES = {module_name(path): path for path in SOURCES}
 PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 

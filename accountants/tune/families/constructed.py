@@ -16,11 +16,9 @@ from accountants import calibrate
 from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
 from accountants.calibrate.one_release import shape_shift
 from accountants.calibrate.scale import rescaled
-from accountants.published.searches import Enumerated, composite_search
 from accountants.tune.domains import Domain, GreaterThan, LogBetween, OpenInterval
 from accountants.tune.families.composed import ComposableFamily, Composed, PureDPFamily
 from accountants.tune.family import Member, expression
-from accountants.tune.objectives import Objective
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -257,9 +255,6 @@ class Composite(Constructed):
         condition = {} if self.condition == "pointwise" else {"condition": self.condition}
         return {"window": self.window, "base": base, **self.given, "width": free["width"], **condition}
 
-    def published_search(self, objective: Objective) -> Enumerated:
-        return composite_search(self, objective)
-
     def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Any]:
         found = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
         return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
@@ -268,12 +263,6 @@ class Composite(Constructed):
 @partial(pytree, static=("constructor", "free"))
 class Piecewise(Constructed):
     """Piecewise transformations (Ma 2021) of type I or II, with eta = 2/m free."""
-
-    def published_search(self, objective: Objective) -> Enumerated:
-        """Return what Zhang 2024's search of composite mechanisms finds."""
-        window = "uniform" if self.constructor is dpk.piecewise else "triangle"
-        published = composite_search(composite(window, **self.given, condition="sup_inf"), objective)
-        return dataclasses.replace(published, parameters={"eta": 2 / published.parameters["width"]})
 
 
 # A window or base of the user's own: a function, or its values at equal steps.

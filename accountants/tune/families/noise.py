@@ -17,14 +17,12 @@ from accountants.calibrate.one_release import least_weight
 from accountants.calibrate.scale import infeasible_shift, rescaled
 from accountants.profile import delta as realised_delta
 from accountants.profile import epsilon as realised_epsilon
-from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
 from accountants.schemes import poisson
 from accountants.tune.domains import Between, Domain, GreaterThan, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
 from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of
 from accountants.tune.family import Family
-from accountants.tune.objectives import Objective
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -358,11 +356,6 @@ class Recycled(RecycledShape):
             return replace(self, theta=theta)
         return RecycledShape(self.kernel, self.epsilon, self.delta, self.sensitivity)
 
-    def published_search(self, objective: Objective) -> Enumerated:
-        published = recycled_search(self, objective)
-        kernel: Any = published.mechanism.noise.kernel
-        return replace(published, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
-
 
 def budget_recycled(
     kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0, theta: Real | None = None
@@ -467,9 +460,6 @@ class SampledRecycled(Family):
         self.check_allowed("epsilon", float(epsilon), float(self.epsilon))
         self.check_allowed("delta", float(delta), float(self.delta))
         return float(self.epsilon), float(delta)
-
-    def published_search(self, objective: Objective) -> Enumerated:
-        return sampled_search(self, objective)
 
 
 def sampled_recycled(

@@ -534,7 +534,7 @@ def test_published_search_of_a_rate(monkeypatch):
     monkeypatch.setattr(searches, "_RATE_WIDTH", 0.1)
     claim = {"epsilon": 0.1, "delta": DELTA, "theta": 3.0, "query": "count", "spread": 0.1, "size": 300.0}
     family = tune.sampled_recycled("gaussian", **claim, sensitivity_at=published_sensitivity)
-    found = family.published_search(tune.acceptance(3.0))
+    found = searches.search(family, tune.acceptance(3.0))
     assert found.value == pytest.approx(0.188, abs=2e-3)
     assert found.mechanism.rate == pytest.approx(0.23, abs=0.05)
     assert found.rounds == sorted(found.rounds)
@@ -544,7 +544,7 @@ def test_published_search_of_a_rate(monkeypatch):
 def test_published_search_of_a_rate_is_refused_where_it_is_not_private():
     family = tune.sampled_recycled("laplace", epsilon=1.0, delta=DELTA, theta=1.0)
     with pytest.raises(tune.NotPrivateError, match="delta on the sample is"):
-        tune.best(family, ACCEPTANCE, method="enumeration")
+        searches.best(family, ACCEPTANCE)
 
 
 @pytest.mark.slow
@@ -866,7 +866,7 @@ def test_many_recycled_budgets():
 )
 def test_enumeration_is_worse_and_longer(family):
     found = tune.best(family, tune.worst_variance)
-    grid = tune.best(family, tune.worst_variance, method="enumeration")
+    grid = searches.best(family, tune.worst_variance)
     assert found.value <= grid.value <= 1.01 * found.value
     assert grid.evaluations >= 20 * found.evaluations
 
@@ -900,11 +900,11 @@ def test_published_eta_minimises_what_the_source_minimises():
 @pytest.mark.thorough
 def test_published_recycling_search():
     family = recycled("gaussian", 1.0, 1.0)
-    grid = tune.best(family, ACCEPTANCE, method="enumeration")
+    grid = searches.best(family, ACCEPTANCE)
     assert grid.value == pytest.approx(0.2324, abs=5e-5)
     assert grid.evaluations >= 20 * tune.best(family, ACCEPTANCE).evaluations
     with pytest.raises(tune.NotPrivateError, match=r"delta is 2\.00.*e-05, above the 1e-05"):
-        tune.best(recycled("laplace", 1.0, 1.0), ACCEPTANCE, method="enumeration")
+        searches.best(recycled("laplace", 1.0, 1.0), ACCEPTANCE)
 
 
 # Constraints, warm starts and fronts
@@ -991,7 +991,7 @@ def test_a_warm_start_takes_fewer_evaluations():
     assert tune.best(near, tune.worst_variance, start={"eta": 2.7}).value == pytest.approx(again.value, rel=1e-9)
     with pytest.raises(ValueError, match=r"start: has \['width'\]; the free parameters of piecewise are \['eta'\]"):
         tune.best(near, tune.worst_variance, start={"width": 1.0})
-    published = tune.best(near, tune.worst_variance, method="enumeration")
+    published = searches.best(near, tune.worst_variance)
     assert tune.best(near, tune.worst_variance, start=published).value == pytest.approx(again.value, rel=1e-9)
     with pytest.raises(ValueError, match="start, starts: 3 starts"):
         tune.best(near, tune.worst_variance, start=cold, starts=3)
@@ -1176,11 +1176,6 @@ def with_epsilons(epsilons):
         (lambda: tune.average_variance([0.0, 1.0], [1.0, 2.0]), ValueError, "edges"),
         (lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), 3), TypeError, "objective: 3"),
         (lambda: tune.best("piecewise", tune.worst_variance), TypeError, "family: 'piecewise' is no Family"),
-        (
-            lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), CENTRAL, method="guess"),
-            ValueError,
-            "method: 'guess'",
-        ),
         (lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), CENTRAL, starts=0), ValueError, "starts: 0"),
         (lambda: tune.best(tune.piecewise(epsilon=np.ones(3), **UNIT), CENTRAL), ValueError, "tune.many takes arrays"),
         (lambda: twenty("laplace"), TypeError, "family: 'laplace' is no Family"),
@@ -1249,7 +1244,7 @@ def with_epsilons(epsilons):
             "free: gamma = 0.5 is no Domain",
         ),
         (
-            lambda: tune.best(tune.truncated_gaussian(epsilon=1.0, delta=0.1), CENTRAL, method="enumeration"),
+            lambda: searches.best(tune.truncated_gaussian(epsilon=1.0, delta=0.1), CENTRAL),
             TypeError,
             "no search of truncated gaussian is published",
         ),
