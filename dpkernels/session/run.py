@@ -89,7 +89,7 @@ class Run:
     def noisy(self, sums: np.ndarray, lattice: Lattice, epsilon: float, label: str) -> NoisySums:
         """Return the sums, rounded to the lattice, with noise."""
         sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums)
-        key = self.key(f"{lattice} {epsilon!r} {rounded.shape}".encode(), rounded.reshape(-1))
+        key = self.key(f"{lattice.key_text} {epsilon!r} {rounded.shape}".encode(), rounded.reshape(-1))
         values = dpk.perturb(rounded.reshape(-1).astype(np.float64), sampler, key=dpk.key_from_bytes(key))
         self.parts.append(Part(label, epsilon, 0.0, lattice.sensitivity, float(lattice.step), sampler.certificate))
         return NoisySums(values.reshape(rounded.shape), lattice, sampler)

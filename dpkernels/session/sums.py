@@ -93,6 +93,11 @@ class Lattice:
     def step(self) -> Fraction:
         return Fraction(2) ** self.log2
 
+    @property
+    def key_text(self) -> str:
+        """Return the text from which keys of noise are derived: with another one, releases of a key would change."""
+        return f"Lattice(log2={self.log2!r}, finest={self.finest!r}, sensitivity={self.sensitivity!r})"
+
 
 @dataclass(frozen=True)
 class NoisySums:

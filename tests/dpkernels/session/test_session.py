@@ -38,6 +38,7 @@ from dpkernels.session import (
     reports,
 )
 from dpkernels.session.run import Run
+from dpkernels.session.sums import Lattice
 
 BY = {"plan": ["A", "B", "C"]}
 RNG = np.random.default_rng(7)
@@ -525,6 +526,43 @@ def test_noise_follows_from_the_key_the_question_and_the_data():
     assert not np.array_equal(
         of(key=None).count(by=BY, epsilon=0.5).value, of(key=None).count(by=BY, epsilon=0.5).value
     )
+
+
+# The first values of releases under ``KEY``, and the texts from which their keys are derived. None of these may change.
+PINNED = {
+    "count by": ([1523.0, 1482.0, 8.0], "count by plan by={'plan': ['A', 'B', 'C']}"),
+    "crosstab": ([15.0, 12.0, 17.0], "crosstab by plan and age by={'plan': ['A', 'B'], 'age': [1, 2]}"),
+    "sum": (
+        [69579.38232421875, 67135.91552734375, -79.27490234375],
+        "sum of age by plan by={'plan': ['A', 'B', 'C']}, column='age', lower=0, upper=95",
+    ),
+    "mean": ([], "mean of age by plan by={'plan': ['A', 'B', 'C']}, column='age', lower=0, upper=95"),
+    "variance": ([], "variance of age column='age', lower=0, upper=95"),
+    "quantiles": (
+        [23.082927614450455, 45.76084062457085],
+        "quantiles of age column='age', lower=0, upper=95, p=(0.25, 0.5), interval_share=0.3",
+    ),
+    "regression": (
+        [],
+        "regression of income on age y='income', x='age', y_bounds=(0, 100000.0), x_bounds=(0, 95)",
+    ),
+    "top": ([1522.0], "top of plan column='plan', k=1, candidates=['A', 'B', 'C']"),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_releases_under_a_fixed_key_stay_as_they_are(name):
+    session, (values, text) = of(), PINNED[name]
+    released = np.atleast_1d(ALL[name](session).value)
+    statistic = session._entries[0].statistic
+    assert f"{statistic.title} {statistic.settings}" == text
+    assert released[: len(values)].tolist() == values
+
+
+def test_the_text_of_a_lattice_in_keys_stays_as_it_is():
+    assert Lattice.of(3, 0.5, 4, 2, counts=False).key_text == "Lattice(log2=-8, finest=-32, sensitivity=768)"
+    run = Run(None, 1, 1, bytes(32))
+    assert run.key(b"a", b"bc").hex() == "7c0f5585d2dc9c32e83937c8abec4f8f3d322f4d3c21c35f190e55de6b6ef832"
 
 
 def test_the_key_must_be_a_releases():
