@@ -21,7 +21,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.noise_certificate import NoiseCertificate, gaussian_distance
+from dpkernels.exact.noise.certificate import NoiseCertificate, gaussian_distance
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.proven import proven

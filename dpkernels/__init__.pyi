@@ -30,10 +30,10 @@ from .estimation.regression import least_squares as least_squares
 from .estimation.released import confidence_interval as confidence_interval
 from .estimation.released import histogram_quantile as histogram_quantile
 from .estimation.released import released_values as released_values
+from .exact.bounded.rows import RowCertificate as RowCertificate
 from .exact.certificate import CertificateError as CertificateError
 from .exact.registry import Certificate as Certificate
 from .exact.registry import exact_sampler as exact_sampler
-from .exact.rows import RowCertificate as RowCertificate
 from .mechanisms.additive import Additive as Additive
 from .mechanisms.additive import AdditiveVector as AdditiveVector
 from .mechanisms.additive import on_vectors as on_vectors

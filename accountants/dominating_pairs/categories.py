@@ -8,7 +8,7 @@ own, 1 - own - other and other, and under the second one these in the opposite o
 from __future__ import annotations
 
 from accountants.dominating_pairs.discrete import Atoms
-from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.numerics import Real, namespace

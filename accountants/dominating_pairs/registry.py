@@ -27,14 +27,15 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.categories import CategorySampler
-from dpkernels.exact.noise import ExactNoise, NoiseTable
-from dpkernels.exact.noise_certificate import NoiseCertificate
-from dpkernels.exact.prefixes import PrefixSampler
+from dpkernels.exact.bounded.rows import ExactRows
+from dpkernels.exact.bounded.windows import ExactWindow
+from dpkernels.exact.categorical.prefixes import PrefixSampler
+from dpkernels.exact.categorical.sampler import CategorySampler
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
-from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan

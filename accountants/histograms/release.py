@@ -23,8 +23,8 @@ from dpkernels import checks
 from dpkernels.budgets.filters import parse_charge
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
-from dpkernels.exact.choice import exponential_top_k
 from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.selection.exponential import exponential_top_k
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.random.keys import check_key, os_key, release_key_bytes, simulation_key

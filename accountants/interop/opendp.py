@@ -34,8 +34,8 @@ import accountants
 import dpkernels as dpk
 from accountants.dominating_pairs.discrete import shifted_pair
 from dpkernels.decimals import float_at_least, rational
-from dpkernels.exact.bounded_certificate import BoundedCertificate
-from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.bounded.certificate import BoundedCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.numerics import RealArray
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}

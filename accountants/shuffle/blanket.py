@@ -29,12 +29,12 @@ from accountants.dominating_pairs.discrete import pure_points
 from accountants.dominating_pairs.registry import pure_epsilon, table_of_rows
 from accountants.shuffle.categories import outcome_probabilities
 from dpkernels import checks
-from dpkernels.exact.categories import CategorySampler
-from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.prefixes import PrefixSampler
+from dpkernels.exact.bounded.rows import ExactRows
+from dpkernels.exact.bounded.windows import ExactWindow, WindowTable
+from dpkernels.exact.categorical.prefixes import PrefixSampler
+from dpkernels.exact.categorical.sampler import CategorySampler
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.registry import ExactMixture, ExactMultivariate
-from dpkernels.exact.rows import ExactRows
-from dpkernels.exact.windows import ExactWindow, WindowTable
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise

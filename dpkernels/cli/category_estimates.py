@@ -28,9 +28,9 @@ from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.categorical.heavy_hitters import HeavyHitters, PrefixSearch
 from dpkernels.estimation.pictures import draw_intervals, share_scale
-from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.categorical.prefixes import PrefixSampler
+from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.prefixes import PrefixSampler
 from dpkernels.staging import write_png
 
 if TYPE_CHECKING:

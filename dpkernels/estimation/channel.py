@@ -21,8 +21,11 @@ from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import shortest
 from dpkernels.estimation.intervals import convex_below
+from dpkernels.exact.bounded.rows import RowCertificate, RowTable
+from dpkernels.exact.bounded.sampler import report_kernel
+from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise_certificate import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.packed import full_certificates
 from dpkernels.exact.registry import (
     Certificate,
@@ -31,9 +34,7 @@ from dpkernels.exact.registry import (
     MultivariateCertificate,
     exact_sampler,
 )
-from dpkernels.exact.rows import RowCertificate, RowTable
-from dpkernels.exact.sampler import ExactSampler, report_kernel
-from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate, WindowTable
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.numerics import convolution
 
 Squares = tuple[np.ndarray, float]

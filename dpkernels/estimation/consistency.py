@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 from dpkernels import checks
 from dpkernels.decimals import format_number
 from dpkernels.estimation.released import bounds_of, rounding_of, table_of
-from dpkernels.exact.noise import NoiseTable
+from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.numerics import Real
 from dpkernels.release import containers

@@ -32,7 +32,7 @@ from dpkernels.estimation.intervals import (
 from dpkernels.estimation.likelihood import Ends, Fit, MixtureModel
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
 from dpkernels.estimation.pictures import draw_intervals, share_scale
-from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.numerics import Real

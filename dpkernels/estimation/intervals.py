@@ -16,7 +16,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import format_number
-from dpkernels.exact.bounded_certificate import PROMISED_DEVIATION
+from dpkernels.exact.bounded.certificate import PROMISED_DEVIATION
 from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import check_shape

@@ -35,8 +35,9 @@ from dpkernels.caching import bounded_cache
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.counts import numbers_of
 from dpkernels.estimation.intervals import plain, with_interval
-from dpkernels.exact.noise import ExactNoise, NoiseTable
-from dpkernels.exact.noise_certificate import AdditiveCertificate
+from dpkernels.exact.noise.certificate import AdditiveCertificate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real, convolution
 

@@ -20,17 +20,17 @@ from dpkernels.caching import bounded_cache
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.exact.batches import ExactBatch, exact_batch
-from dpkernels.exact.categories import CategorySampler, category_sampler
+from dpkernels.exact.bounded.row_construction import central_certificate, optimal_certificate
+from dpkernels.exact.bounded.rows import ExactRows, RowCertificate
+from dpkernels.exact.bounded.window_construction import placed_table, two_point_table, windowed_table
+from dpkernels.exact.bounded.windows import ExactWindow, SquareWaveCertificate, WindowCertificate
+from dpkernels.exact.categorical.prefixes import prefix_sampler
+from dpkernels.exact.categorical.sampler import CategorySampler, category_sampler
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
-from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.noise_construction import in_units, noise_certificate, vector_certificate
-from dpkernels.exact.prefixes import prefix_sampler
-from dpkernels.exact.row_construction import central_certificate, optimal_certificate
-from dpkernels.exact.rows import ExactRows, RowCertificate
+from dpkernels.exact.noise.construction import in_units, noise_certificate, vector_certificate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.shared import shared_tables
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
-from dpkernels.exact.shared_noise import shared_tables
-from dpkernels.exact.window_construction import placed_table, two_point_table, windowed_table
-from dpkernels.exact.windows import ExactWindow, SquareWaveCertificate, WindowCertificate
 from dpkernels.jax_on_use import Tracer
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.mechanisms.base import Mechanism

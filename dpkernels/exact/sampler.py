@@ -8,25 +8,20 @@ they process without JAX; this is faster for few values.
 from __future__ import annotations
 
 import abc
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from functools import cached_property, reduce
 from operator import and_, attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpkernels.exact import arithmetic
-from dpkernels.exact.certificate import CertificateError
 from dpkernels.jax_on_use import Array, jax, jnp
-from dpkernels.numerics import Real, RealArray, namespace
-from dpkernels.proven import proven
+from dpkernels.numerics import Real, RealArray
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py), 20 to 24 and 27 to 31
-# to ``choice``, ``categories``, ``permute_and_flip`` and ``prefixes``.
+# to ``selection`` and ``categorical``.
 NOISE_STREAM = 16
 ROUNDING_STREAM = 17  # The rounding of an input to the grid, at random.
 CHOICE_STREAM = 18  # The choice between two mechanisms.
@@ -165,41 +160,6 @@ class Derived(dict[tuple[Any, ...], Any]):
             return self[key]
 
 
-class BoundedSampler(ExactSampler):
-    """The sampler of a table with a row for every one of some inputs."""
-
-    short_rounding_stream: ClassVar[int] = ROUNDING_STREAM  # Of words of 16 bits.
-
-    @property
-    def fraction_bits(self) -> int:
-        return fraction_bits(self.table.shifts)
-
-    @cached_property
-    def words(self) -> tuple[Words, ...]:
-        noise = Words(WIDE_NOISE_STREAM if self.table.bits == 64 else NOISE_STREAM, self.table.bits)
-        is_short = self.fraction_bits <= 16
-        return noise, Words(self.short_rounding_stream, 16) if is_short else Words(ROUNDING_STREAM, 32)
-
-    @property
-    def subnormal_safe_radius(self) -> float:
-        """Return 2^-10 of a step of ``positions``."""
-        first, last = self.table.ends
-        return math.ldexp((last - first) / self.table.shifts, -self.fraction_bits - 10)
-
-    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
-        noise, rounding = words
-        rows = nearest_rows(x, rounding, self.table.shifts, *self.table.ends)
-        return self.values(self.kernel(noise, rows), x.dtype)
-
-    @abc.abstractmethod
-    def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
-        """Return the reports of the kernel's outcomes."""
-
-    @cached_property
-    def reports_at(self) -> Callable[..., Any]:
-        return report_kernel(self.table.middle, self.table.step)
-
-
 def all_in_pieces(test: Callable[..., Array], x: Array, *columns: Array) -> Array:
     """Return whether a test holds for every value of a vector, and for the same places of columns, or plain numbers.
 
@@ -231,95 +191,6 @@ def order_keys(x: RealArray) -> Any:
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
-# Kernels
-
-
-@dataclass(frozen=True, eq=False)
-class AliasColumns:
-    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c]."""
-
-    packed: np.ndarray  # A column's threshold and, in the last ``log_columns`` bits, its alias.
-    log_columns: int  # log2 of their number.
-    bits: int
-
-    @property
-    def threshold(self) -> np.ndarray:
-        """Return one integer a column, below 2^(bits - log_columns); 0 for a column with a single outcome."""
-        return self.packed >> self.packed.dtype.type(self.log_columns)
-
-    @property
-    def alias(self) -> np.ndarray:
-        """Return the outcome from the threshold on, int32."""
-        return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
-
-
-def take(table: np.ndarray, index: RealArray) -> RealArray:
-    """Return ``table[index]`` for indices that are within it, NumPy's or JAX's."""
-    if namespace(index) is np:
-        return table.take(index)
-    return jnp.asarray(table).at[index].get(mode="promise_in_bounds")
-
-
-def alias_columns(weights: np.ndarray | Sequence[float], bits: int) -> AliasColumns:
-    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0.
-
-    The light columns, one after the other, are filled up by the first heavy column that has something left, which is
-    then itself a column to fill by the next one, if it is not full. With the sums D of what the light columns lack and
-    E of what the heavy ones have too much, heavy m serves the light k for which D(k - 1) < E(m), the first of these
-    for which D(k) >= E(m) exhausts it, and it lacks D(k) - E(m).
-    """
-    log_columns = (len(weights) - 1).bit_length()
-    capacity = 1 << (bits - log_columns)
-    padded = np.zeros(1 << log_columns, np.uint64)
-    padded[: len(weights)] = np.asarray(weights, np.uint64)
-    threshold, alias = padded.copy(), np.arange(1 << log_columns)
-    light, heavy = (np.flatnonzero(is_one)[::-1] for is_one in (padded < capacity, padded > capacity))
-    lack = np.cumsum(np.uint64(capacity) - padded[light]) if len(light) else padded[:0]
-    surplus = np.cumsum(padded[heavy] - np.uint64(capacity)) if len(heavy) else padded[:0]
-    if arithmetic.total(padded) != 1 << bits:
-        raise CertificateError(_OFF)
-    if len(heavy):
-        alias[light] = heavy[np.searchsorted(surplus, np.append(np.uint64(0), lack[:-1]), side="right")]
-        below = lack[np.searchsorted(lack, surplus)] - surplus
-        threshold[heavy] = np.uint64(capacity) - below
-        alias[heavy[:-1]] = np.where(below[:-1] > 0, heavy[1:], heavy[:-1])
-    # A full column has threshold 0: its own threshold would have a bit too many, and its alias is itself.
-    packed = threshold % np.uint64(capacity) << np.uint64(log_columns) | alias.astype(np.uint64)
-    columns = AliasColumns(packed.astype(f"uint{bits}"), log_columns, bits)
-    _check_masses(columns, padded)
-    return columns
-
-
-_OFF = "alias columns: do not add up to the table's weights"
-
-
-def _check_masses(columns: AliasColumns, weights: np.ndarray) -> None:
-    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled.
-
-    Sums are modulo 2^64, and exact where the weights sum to 2^bits.
-    """
-    masses = columns.threshold.astype(np.uint64)
-    np.add.at(masses, columns.alias, np.uint64(1 << (columns.bits - columns.log_columns)) - masses)
-    if not np.array_equal(masses, weights):
-        raise CertificateError(_OFF)
-
-
-def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
-    """Return the sampler, random word -> outcome, int32; for several tables in a row, (word, table) -> outcome."""
-    word = columns.packed.dtype.type
-    log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
-    ones = word((1 << columns.log_columns) - 1)
-
-    def outcomes(r: RealArray, table: RealArray | None = None) -> RealArray:
-        column = (r >> shift).astype(np.int32)
-        index = column if table is None else (table << np.int32(columns.log_columns)) + column
-        entry = take(columns.packed, index)
-        # With ones for its column bits, the word is below the entry exactly where its low bits are below the threshold.
-        return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
-
-    return outcomes
-
-
 class NearReports(NamedTuple):
     """A faster program for the same bits, where all values are near 0."""
 
@@ -336,110 +207,3 @@ class Stacked(NamedTuple):
     near: NearReports | None = None
     # Numbers of places -> the ends of their intervals, if they tell these.
     interval: Callable[..., tuple[RealArray, RealArray]] | None = None
-
-
-def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[..., RealArray], np.ndarray, np.ndarray]:
-    """Return ``alias_kernel`` of several tables, of words of one length, and the two numbers that it takes of each.
-
-    The numbers are where the table begins among all columns, and log2 of its number of columns.
-    """
-    packed = np.concatenate([each.packed for each in columns])
-    starts = np.cumsum([0, *(len(each.packed) for each in columns[:-1])])
-    bits, word = columns[0].bits, packed.dtype.type
-    logs = np.array([each.log_columns for each in columns], packed.dtype)
-    index = np.int32 if len(packed) < 1 << 31 else np.int64
-    own_log = logs[0] if (logs == logs[0]).all() else None  # A constant shift is faster.
-
-    def outcomes(r: RealArray, start: RealArray, log_columns: RealArray) -> RealArray:
-        log_columns = log_columns if own_log is None else own_log
-        column = (r >> (word(bits) - log_columns)).astype(index)
-        ones = (word(1) << log_columns) - word(1)
-        entry = take(packed, start + column)
-        below = (r << log_columns | ones) < entry
-        return namespace(r).where(below, column, (entry & ones).astype(index)).astype(np.int32)
-
-    return outcomes, starts.astype(index), logs
-
-
-def fraction_bits(shifts: int) -> int:
-    """Return bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
-    return 16 if shifts >= 256 else 30 - shifts.bit_length()
-
-
-@proven("row_mixtures#proof")
-def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
-    """Round every input at random to one of the two adjacent rows, so that its mean is kept.
-
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Guarantees for rows hold for inputs. Neighbours d
-    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
-    docs/proofs/row_mixtures.md.
-    """
-    return rounded_rows(x, rounding, shifts, first, step_factor(shifts, first, last))
-
-
-def step_factor(shifts: int, first: Real, last: Real) -> Real:
-    """Return the factor from a distance from the first row to doubled steps of ``positions``."""
-    return 2 * (shifts << fraction_bits(shifts)) / (last - first)
-
-
-def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
-    """Return ``nearest_rows`` from the first row and the ``step_factor``: numbers, or one for every value."""
-    bits = fraction_bits(shifts)
-    position = _positions(x, shifts, first, factor)
-    low_bits = rounding.astype(position.dtype)
-    if 8 * rounding.dtype.itemsize > bits:
-        low_bits = low_bits & ((1 << bits) - 1)
-    return ((position + low_bits) >> bits).astype(np.int32, copy=False)
-
-
-@proven("row_mixtures#proof")
-def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
-    """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
-
-    Roundings, of at most 2^40 steps, and inputs of at most ``subnormal_safe_radius`` that a processor reads as 0, move
-    o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round
-    otherwise than one that does not, and reports must be the same bits on both.
-    """
-    return _positions(x, shifts, first, step_factor(shifts, first, last))
-
-
-def _positions(x: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
-    steps = shifts << fraction_bits(shifts)
-    xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
-    doubled = (x.astype(np.float64, copy=False) - first) * factor
-    return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
-
-
-def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
-    """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
-    centre, coarse, fine = report_constants(middle, step / 2)
-
-    def reports(doubled: RealArray, dtype: np.dtype) -> RealArray:
-        codes = doubled.astype(np.float64)
-        return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
-
-    return reports
-
-
-def report_constants(middle: Fraction, half: Fraction) -> tuple[float, float, float]:
-    """Return the middle, and half a step as a sum of two numbers of 29 bits: products are exact, fused or not."""
-    coarse, fine = split_products([half], Fraction(1))
-    return float(middle), float(coarse[0]), float(fine[0])
-
-
-def split_products(numbers: Sequence[Fraction], factor: Fraction) -> tuple[np.ndarray, np.ndarray]:
-    """Return products with a factor as sums of two floats of 29 bits, each: the nearest one, and that of the rest."""
-    products = [(number.numerator * factor.numerator, number.denominator * factor.denominator) for number in numbers]
-    coarse, fine = _shortened([n / d for n, d in products]), list[float]()
-    mantissas, exponents = np.frexp(coarse)
-    parts = zip(products, np.ldexp(mantissas, 29).tolist(), (exponents - 29).tolist(), strict=True)
-    for (n, d), m, exponent in parts:  # n/d - m 2^exponent; a quotient of integers is rounded once.
-        up, down = max(exponent, 0), max(-exponent, 0)
-        fine.append(((n << down) - (int(m) * d << up)) / (d << down))
-    return coarse, _shortened(fine)
-
-
-def _shortened(numbers: Sequence[float]) -> np.ndarray:
-    """Return the nearest floats of 29 bits."""
-    mantissas, exponents = np.frexp(np.array(numbers, np.float64))
-    return np.ldexp(np.rint(np.ldexp(mantissas, 29)), exponents - 29)

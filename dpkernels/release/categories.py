@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.jax_on_use import Tracer, jax, jnp
 from dpkernels.mechanisms.categorical.base import Categorical, Labels

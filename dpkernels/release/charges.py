@@ -13,7 +13,7 @@ from dpkernels.batches import check_fits
 from dpkernels.budgets.filters import ConcentratedFilter, EpsilonDelta, composed_claims
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.batches import ExactBatch
-from dpkernels.exact.noise_certificate import AdditiveCertificate
+from dpkernels.exact.noise.certificate import AdditiveCertificate
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan

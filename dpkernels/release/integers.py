@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.halves import HalvedNoise
-from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.noise.halves import HalvedNoise
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.additive import check_shape

@@ -14,9 +14,9 @@ import numpy as np
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact.choice import exponential_item
-from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.selection.exponential import exponential_item
+from dpkernels.exact.selection.permute_and_flip import permute_and_flip_top_k
 from dpkernels.numerics import RealArray
 from dpkernels.session.blocks import PIECE, Block
 from dpkernels.session.cells import Keys, keys_of

@@ -20,7 +20,7 @@ import numpy as np
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.noise.sampler import ExactNoise
 
 UNIT_LOG2 = -32  # of the weights of a row
 UNIT = 1 << -UNIT_LOG2

@@ -13,9 +13,9 @@ from scipy.special import ndtr
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import float_at_least
-from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.noise_certificate import VectorClaim, certify_vector, gaussian_distance
-from dpkernels.exact.noise_construction import fine_gaussian_table
+from dpkernels.exact.noise.certificate import VectorClaim, certify_vector, gaussian_distance
+from dpkernels.exact.noise.construction import fine_gaussian_table
+from dpkernels.exact.noise.sampler import ExactNoise
 
 # The noise multipliers that tables can have.
 MULTIPLIERS = (0.25, 1000.0)

@@ -18,7 +18,7 @@ import dpkernels as dpk
 from accountants import calibrate, charges, guarantee, repeated_charge
 from accountants.charges import repeated_bound
 from dpkernels.exact.arithmetic import root_up
-from dpkernels.exact.noise_certificate import gaussian_distance
+from dpkernels.exact.noise.certificate import gaussian_distance
 
 NOISES = {
     "discrete-laplace": dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0),

@@ -20,8 +20,8 @@ from dpkernels import (
     piecewise_triangle,
     piecewise_wang2019,
 )
-from dpkernels.exact.sampler import alias_columns
-from dpkernels.exact.window_construction import two_point_table, windowed_table
+from dpkernels.exact.alias import alias_columns
+from dpkernels.exact.bounded.window_construction import two_point_table, windowed_table
 
 INTERVALS = ((0.0, 120.0), (-1.5, 4.0), (1000.0, 1000.1), (-1e-3, 2e-3))
 

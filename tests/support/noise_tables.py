@@ -18,10 +18,11 @@ from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
-from dpkernels.exact.noise import ExactNoise, NoiseTable
-from dpkernels.exact.noise_certificate import NoiseCertificate
-from dpkernels.exact.noise_construction import noise_table
-from dpkernels.exact.sampler import alias_columns
+from dpkernels.exact.alias import alias_columns
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.construction import noise_table
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.table import NoiseTable
 
 LATTICES = {
     "discrete-laplace": dpk.DiscreteLaplace(2.5, 0.5),

@@ -13,12 +13,12 @@ from noise_tables import plain_table
 from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
-from dpkernels.exact.categories import BlockCertificate, SetCertificate
-from dpkernels.exact.noise_certificate import VectorClaim, certify_noise, certify_vector
-from dpkernels.exact.noise_construction import noise_table
+from dpkernels.exact.bounded.window_construction import placed_table, two_point_table, windowed_table
+from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate
+from dpkernels.exact.categorical.certificate import BlockCertificate, SetCertificate
+from dpkernels.exact.noise.certificate import VectorClaim, certify_noise, certify_vector
+from dpkernels.exact.noise.construction import noise_table
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.window_construction import placed_table, two_point_table, windowed_table
-from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate
 
 # The sidecar of a release of two columns, and a certificate whose sums wrap around at 2^64.
 RECORDED = json.loads((Path(__file__).parent / "forged_certificates.json").read_text())

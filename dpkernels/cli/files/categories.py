@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.layout import MISSING_TEXTS
-from dpkernels.exact.categories import CategoryCertificate
-from dpkernels.exact.prefixes import PrefixCertificate
+from dpkernels.exact.categorical.certificate import CategoryCertificate
+from dpkernels.exact.categorical.prefixes import PrefixCertificate
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection

@@ -29,11 +29,11 @@ from dpkernels.cli.terminal import private
 from dpkernels.cli.text import label
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate, ExactBatch
+from dpkernels.exact.bounded.rows import RowCertificate
+from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise_certificate import AdditiveCertificate
+from dpkernels.exact.noise.certificate import AdditiveCertificate
 from dpkernels.exact.registry import MixtureCertificate, exact_sampler
-from dpkernels.exact.rows import RowCertificate
-from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven

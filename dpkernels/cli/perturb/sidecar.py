@@ -29,12 +29,12 @@ from dpkernels.cli.text import display_name
 from dpkernels.decimals import float_at_least, format_number, rational, shortest
 from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.batches import BatchCertificate
+from dpkernels.exact.bounded.rows import RowCertificate
+from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.noise_certificate import AdditiveCertificate, NoiseCertificate
+from dpkernels.exact.noise.certificate import AdditiveCertificate, NoiseCertificate
 from dpkernels.exact.packed import full_certificates, pack_array, short_certificates, unpack_array
 from dpkernels.exact.registry import MixtureCertificate
-from dpkernels.exact.rows import RowCertificate
-from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.pytrees import named_leaves
 from dpkernels.release.charges import SAME_PEOPLE

@@ -53,7 +53,7 @@ from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic

@@ -12,16 +12,11 @@ import numpy as np
 
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.estimation.counts import ReportError
-from dpkernels.exact.categories import (
-    BlockCertificate,
-    CategoryCertificate,
-    CategorySampler,
-    SetCertificate,
-    category_sampler,
-)
+from dpkernels.exact.categorical.certificate import BlockCertificate, CategoryCertificate, SetCertificate
+from dpkernels.exact.categorical.prefixes import PrefixCertificate
+from dpkernels.exact.categorical.sampler import CategorySampler, category_sampler
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.packed import full_certificates
-from dpkernels.exact.prefixes import PrefixCertificate
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical, parse_categories
 from dpkernels.mechanisms.categorical.block_response import BlockResponse

@@ -26,7 +26,7 @@ from dpkernels.estimation.categorical.counts import block_supports
 from dpkernels.estimation.categorical.intervals import count_intervals, share_intervals
 from dpkernels.estimation.counts import ReportError
 from dpkernels.exact import arithmetic
-from dpkernels.exact.categories import CategorySampler, category_sampler, stream_words
+from dpkernels.exact.categorical.sampler import CategorySampler, category_sampler, stream_words
 from dpkernels.jax_on_use import Array
 from dpkernels.mechanisms.categorical.base import MAX_CATEGORIES, is_label
 from dpkernels.mechanisms.categorical.block_response import BlockResponse, best_blocks, block_response

@@ -13,7 +13,7 @@ from dpkernels.estimation.categorical.counts import CategoryCounts, plain_report
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.categorical.intervals import nearest_in_simplex
 from dpkernels.estimation.intervals import Interval
-from dpkernels.exact.categories import CategorySampler
+from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.categorical.base import Categorical
 

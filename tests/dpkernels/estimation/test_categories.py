@@ -19,7 +19,7 @@ from dpkernels.estimation.categorical.intervals import (
     share_intervals,
     tail,
 )
-from dpkernels.exact.categories import category_sampler
+from dpkernels.exact.categorical.sampler import category_sampler
 from dpkernels.release.categories import released_reports
 
 FALSE_ALARM = 1e-6

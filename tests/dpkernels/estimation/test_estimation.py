@@ -21,7 +21,7 @@ from dpkernels.estimation.estimate import save_plots
 from dpkernels.estimation.likelihood import ProfileLikelihood, evaluate_fit, most_likely, smoothed
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
 from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals
-from dpkernels.exact.windows import WindowCertificate
+from dpkernels.exact.bounded.windows import WindowCertificate
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
 ALARM = 1e-6

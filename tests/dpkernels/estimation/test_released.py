@@ -12,8 +12,8 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels.estimation import released as module
 from dpkernels.estimation.released import CombinedNoise, sum_of
-from dpkernels.exact.noise import NoiseTable
-from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.table import NoiseTable
 
 WORD = 1 << 32
 LEVELS = (0.5, 0.9, 0.95, 0.999)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpkernels.exact import arithmetic
+from dpkernels.exact.alias import alias_columns
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.sampler import alias_columns
 
 RNG = np.random.default_rng(5)
 EDGES = [0, 1, 2, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]

@@ -12,8 +12,8 @@ from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.window_construction import windowed_table
-from dpkernels.exact.windows import ExactWindow, WindowCertificate
+from dpkernels.exact.bounded.window_construction import windowed_table
+from dpkernels.exact.bounded.windows import ExactWindow, WindowCertificate
 
 SAMPLES = 4_000_000
 BINS = 200

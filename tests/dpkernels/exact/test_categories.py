@@ -11,16 +11,8 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from dpkernels.exact import categories
-from dpkernels.exact.categories import (
-    BlockCertificate,
-    BlockSampler,
-    ResponseSampler,
-    SetCertificate,
-    SetSampler,
-    response_threshold,
-    set_threshold,
-)
+from dpkernels.exact.categorical.certificate import BlockCertificate, SetCertificate, response_threshold, set_threshold
+from dpkernels.exact.categorical.sampler import DIRECTION_STREAM, BlockSampler, ResponseSampler, SetSampler
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import Certificate
 from dpkernels.random import host
@@ -177,7 +169,7 @@ def test_directions_read_words_as_fractions():
     assert isinstance(sampler, BlockSampler)
     reports = sampler.reports(np.zeros(50, np.int64), KEY, 3)
     words = np.empty(56, "<u8")
-    host.fill(words, KEY, categories.DIRECTION_STREAM, 0)
+    host.fill(words, KEY, DIRECTION_STREAM, 0)
     directions = [int(word) * sampler.mechanism.directions >> 64 for word in words[3:53].tolist()]
     assert sampler.mechanism.split(reports)[0].tolist() == directions
 

@@ -15,12 +15,12 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact import sampler
-from dpkernels.exact.bounded_certificate import certified_ratio
+from dpkernels.exact import alias
+from dpkernels.exact.bounded.certificate import certified_ratio
+from dpkernels.exact.bounded.window_construction import windowed_table
+from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import Certificate, MixtureCertificate
-from dpkernels.exact.window_construction import windowed_table
-from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
 
 PROMISED_COST = 1e-3
@@ -434,10 +434,10 @@ def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
             columns.packed[7] ^= 1
         check(columns, weights)
 
-    check = sampler._check_masses
-    monkeypatch.setattr(sampler, "_check_masses", tampered)
+    check = alias._check_masses
+    monkeypatch.setattr(alias, "_check_masses", tampered)
     with pytest.raises(CertificateError, match="do not add up"):
-        sampler.alias_columns(table.outcomes, table.bits)
+        alias.alias_columns(table.outcomes, table.bits)
 
 
 @pytest.mark.lengthy

@@ -15,14 +15,15 @@ import dpkernels as dpk
 from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational
-from dpkernels.exact import noise as noise_module
-from dpkernels.exact import noise_construction
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.noise_certificate import certify_noise
-from dpkernels.exact.noise_construction import noise_certificate, tailed_table
+from dpkernels.exact.noise import construction
+from dpkernels.exact.noise import sampler as noise_sampler
+from dpkernels.exact.noise.certificate import certify_noise
+from dpkernels.exact.noise.construction import noise_certificate, tailed_table, vector_certificate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.tail import Tail, check_pure
 from dpkernels.exact.registry import Certificate
 from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM
-from dpkernels.exact.tail import Tail, check_pure
 from dpkernels.random import host
 
 RNG = np.random.default_rng(17)
@@ -126,8 +127,8 @@ def test_noise_too_large_for_integers_is_one_report_for_all_inputs(monkeypatch):
     """A code that stops at the largest one is reported as the edge, whatever the input; other reports stop there."""
     table = small_table()
     form, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
-    monkeypatch.setattr(noise_module, "EDGE", 1000)
-    monkeypatch.setattr(noise_module, "MAX_TAIL_CODE", 1900)
+    monkeypatch.setattr(noise_sampler, "EDGE", 1000)
+    monkeypatch.setattr(noise_sampler, "MAX_TAIL_CODE", 1900)
     x = np.array([-900.0, 0.0, 900.0])
     kernel = table.kernel()(WORDS16)
     in_tail = np.full(3, WORDS16[kernel == table.first - 1][0])
@@ -327,7 +328,7 @@ def test_noise_that_is_not_pure_is_refused(mechanism):
 @pytest.fixture
 def long_tails(monkeypatch):
     """Tables whose tail is drawn by a tenth of the values, so that it is tested."""
-    monkeypatch.setattr(noise_construction, "_TAIL_MASS", 0.05)
+    monkeypatch.setattr(construction, "_TAIL_MASS", 0.05)
 
 
 @pytest.mark.lengthy
@@ -337,9 +338,7 @@ def test_every_engine_and_every_piece_has_the_same_noise(name, long_tails):
     mechanism = PURE[name]()
     d = getattr(mechanism, "dimensions", 1)
     mechanism = dataclasses.replace(mechanism)  # not in the cache
-    sampler = noise_module.ExactNoise(
-        mechanism, (noise_construction.vector_certificate if d > 1 else noise_certificate)(mechanism)
-    )
+    sampler = ExactNoise(mechanism, (vector_certificate if d > 1 else noise_certificate)(mechanism))
     x = (RNG.integers(-50, 50, (12_000 // d, d)) * 1.0).reshape(-1, *([d] if d > 1 else []))
     whole = dpk.perturb(x, sampler, key=KEY)
     noise = (whole - x) / float(sampler.table.bin_width)
@@ -359,7 +358,7 @@ def test_later_turns_have_words_of_their_own(long_tails):
     mechanism = PURE["discrete"]()
     certificate = noise_certificate(mechanism)
     table, tail = certificate.table, certificate.table.tail
-    sampler = noise_module.ExactNoise(mechanism, certificate)
+    sampler = ExactNoise(mechanism, certificate)
     count = 3000
     reports = dpk.perturb(np.zeros(count), sampler, key=KEY)
     words = np.empty(count, "<u8")
@@ -388,7 +387,7 @@ def test_later_turns_have_words_of_their_own(long_tails):
 def test_the_tail_has_its_law(long_tails):
     """Shares of reports beyond points far out, within 6 standard errors: with a fixed key, no luck."""
     mechanism = PURE["laplace"]()
-    sampler = noise_module.ExactNoise(mechanism, noise_certificate(mechanism))
+    sampler = ExactNoise(mechanism, noise_certificate(mechanism))
     noise = dpk.perturb(np.zeros(200_000), sampler, key=KEY)
     for z in (1.0, 3.0, 6.0, 8.0):
         for side in (noise > z, noise < -z):

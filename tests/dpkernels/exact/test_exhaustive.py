@@ -16,9 +16,11 @@ from noise_tables import form_of, plain_table
 
 from dpkernels import laplace, piecewise
 from dpkernels.decimals import rational
+from dpkernels.exact.alias import alias_columns, alias_kernel
+from dpkernels.exact.bounded.sampler import nearest_rows
+from dpkernels.exact.bounded.windows import ExactWindow, WindowCertificate
 from dpkernels.exact.registry import ExactMixture
-from dpkernels.exact.sampler import COORDINATE_STREAM, alias_columns, alias_kernel, nearest_rows, order_keys
-from dpkernels.exact.windows import ExactWindow, WindowCertificate
+from dpkernels.exact.sampler import COORDINATE_STREAM, order_keys
 from dpkernels.random import host
 from dpkernels.release import perturb as perturbation
 

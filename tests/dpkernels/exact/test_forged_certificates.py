@@ -31,11 +31,11 @@ import dpkernels as dpk
 from dpkernels.bounded_json import parse_json
 from dpkernels.cli.perturb.verify import verify
 from dpkernels.decimals import rational
+from dpkernels.exact.bounded.rows import RowCertificate
+from dpkernels.exact.bounded.window_construction import two_point_table, windowed_table
+from dpkernels.exact.bounded.windows import WindowCertificate
 from dpkernels.exact.certificate import _KINDS, CertificateError, log_upper_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
-from dpkernels.exact.rows import RowCertificate
-from dpkernels.exact.window_construction import two_point_table, windowed_table
-from dpkernels.exact.windows import WindowCertificate
 
 PHASES = (Phase.generate,)
 QUICK = settings(max_examples=60, phases=PHASES, deadline=None, derandomize=True, database=None)

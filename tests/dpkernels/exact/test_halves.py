@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpkernels.exact.halves import HalvedNoise
-from dpkernels.exact.noise import NoiseTable
-from dpkernels.exact.noise_construction import fine_gaussian_table
-from dpkernels.exact.remainder import Remainder
-from dpkernels.exact.sampler import alias_columns
+from dpkernels.exact.alias import alias_columns
+from dpkernels.exact.noise.construction import fine_gaussian_table
+from dpkernels.exact.noise.halves import HalvedNoise
+from dpkernels.exact.noise.remainder import Remainder
+from dpkernels.exact.noise.table import NoiseTable
 
 ALL = np.arange(256, dtype=np.uint8)
 

@@ -19,9 +19,9 @@ from noise_tables import CLAIMS
 from noise_tables import exact as exact_noise
 
 import dpkernels as dpk
-from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.bounded.windows import ExactWindow
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.registry import ExactMixture
-from dpkernels.exact.windows import ExactWindow
 
 RNG = np.random.default_rng(11)
 slow = pytest.mark.slow

@@ -27,9 +27,9 @@ import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.noise import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_share
-from dpkernels.exact.noise_certificate import NoiseCertificate, certify_noise
-from dpkernels.exact.noise_construction import BITS, noise_table
+from dpkernels.exact.noise.certificate import NoiseCertificate, certify_noise
+from dpkernels.exact.noise.construction import BITS, noise_table
+from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_share
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
 
 RNG = np.random.default_rng(11)
@@ -206,7 +206,7 @@ def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypa
         tried.append(table)
         return certify_noise(table, *claim, **how)
 
-    monkeypatch.setattr("dpkernels.exact.noise_construction.certify_noise", counted)
+    monkeypatch.setattr("dpkernels.exact.noise.construction.certify_noise", counted)
     noise = dpk.Additive(dpk.Gaussian(9.0))
     with pytest.raises(CertificateError, match="delta"):
         dpk.exact_sampler(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))

@@ -27,11 +27,12 @@ from noise_tables import (
 )
 
 import dpkernels as dpk
-from dpkernels.exact import noise
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise import NoisePlace, NoiseTable, cells_apart, grid, near_positions, reach
-from dpkernels.exact.noise_construction import lattice_grid, noise_table
-from dpkernels.exact.tail import Tail
+from dpkernels.exact.noise import grid as noise_grid
+from dpkernels.exact.noise.construction import lattice_grid, noise_table
+from dpkernels.exact.noise.grid import NoisePlace, cells_apart, grid, near_positions, reach
+from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise.tail import Tail
 
 RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
@@ -185,7 +186,7 @@ def test_positions_in_floats_are_those_in_integers(compiled):
     program = jax.jit(near_positions) if compiled else near_positions
     with jax.enable_x64(True):
         got = np.asarray(program(x, word.astype(np.uint32), place))
-    assert (got == noise.positions(x, word.astype(np.uint32), place)).all()
+    assert (got == noise_grid.positions(x, word.astype(np.uint32), place)).all()
     for i in RNG.permutation(len(x))[:200].tolist():
         table = SimpleNamespace(grid_log2=int(place.grid_log2[i]), points_per_bin=int(points[i]))
         assert got[i] == slow_position(table, x[i], word[i])

@@ -16,10 +16,10 @@ from noise_tables import plain_table
 import dpkernels as dpk
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
-from dpkernels.exact.noise import NoiseTable
-from dpkernels.exact.noise_certificate import VectorClaim, VectorNoiseCertificate, certify_vector, gaussian_distance
-from dpkernels.exact.noise_construction import STRETCHES, density_table, noise_table
+from dpkernels.exact.noise.certificate import VectorClaim, VectorNoiseCertificate, certify_vector, gaussian_distance
+from dpkernels.exact.noise.construction import STRETCHES, density_table, noise_table
+from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
+from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.registry import Certificate
 from dpkernels.mechanisms.additive import growth
 

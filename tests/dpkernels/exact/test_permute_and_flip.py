@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpkernels.decimals import rational
-from dpkernels.exact import permute_and_flip as flips
+from dpkernels.exact.selection import permute_and_flip as flips
 from dpkernels.random import host
 
 KEY = bytes(range(32))

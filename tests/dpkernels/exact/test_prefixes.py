@@ -9,11 +9,15 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from dpkernels.exact import categories, choice, permute_and_flip, prefixes, sampler
-from dpkernels.exact.categories import BlockCertificate, BlockSampler, stream_words
+from dpkernels.exact import sampler
+from dpkernels.exact.categorical import prefixes
+from dpkernels.exact.categorical import sampler as categorical_sampler
+from dpkernels.exact.categorical.certificate import BlockCertificate
+from dpkernels.exact.categorical.prefixes import PrefixCertificate, PrefixSampler
+from dpkernels.exact.categorical.sampler import BlockSampler, stream_words
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.prefixes import PrefixCertificate, PrefixSampler
 from dpkernels.exact.registry import Certificate
+from dpkernels.exact.selection import exponential, permute_and_flip
 from dpkernels.random import chacha
 
 KEY = bytes(range(32))
@@ -81,7 +85,7 @@ def test_reports_have_the_probabilities(value):
 
 def test_streams_of_a_key_are_different():
     """Words that decide about different things are independent."""
-    modules = chacha, sampler, choice, categories, permute_and_flip, prefixes
+    modules = chacha, sampler, exponential, categorical_sampler, permute_and_flip, prefixes
     streams = {
         name: number
         for module in modules
@@ -90,7 +94,7 @@ def test_streams_of_a_key_are_different():
     }
     assert len(streams) == 21
     assert len(set(streams.values())) == len(streams)
-    assert BlockSampler.streams == (categories.DIRECTION_STREAM, categories.RESPONSE_STREAM)
+    assert BlockSampler.streams == (categorical_sampler.DIRECTION_STREAM, categorical_sampler.RESPONSE_STREAM)
 
 
 def test_certificates_are_verified_from_json():

@@ -13,10 +13,11 @@ import pytest
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.noise import ExactNoise, NoiseTable
-from dpkernels.exact.noise_certificate import VectorClaim, certify_noise, certify_vector, gaussian_distance
-from dpkernels.exact.noise_construction import fine_gaussian_table
-from dpkernels.exact.remainder import Remainder
+from dpkernels.exact.noise.certificate import VectorClaim, certify_noise, certify_vector, gaussian_distance
+from dpkernels.exact.noise.construction import fine_gaussian_table
+from dpkernels.exact.noise.remainder import Remainder
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.table import NoiseTable
 
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
 

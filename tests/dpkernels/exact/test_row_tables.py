@@ -16,11 +16,12 @@ from helpers import CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, over
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
+from dpkernels.exact.alias import alias_columns
+from dpkernels.exact.bounded.row_construction import central_table, row_table
+from dpkernels.exact.bounded.rows import RowCertificate, lookups
+from dpkernels.exact.bounded.sampler import fraction_bits, nearest_rows, positions
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
-from dpkernels.exact.row_construction import central_table, row_table
-from dpkernels.exact.rows import RowCertificate, lookups
-from dpkernels.exact.sampler import alias_columns, fraction_bits, nearest_rows, positions
 from dpkernels.release.process import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE

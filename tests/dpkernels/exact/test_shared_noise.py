@@ -14,11 +14,12 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.decimals import rational
-from dpkernels.exact import batches, shared_noise
+from dpkernels.exact import batches
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError, exp_lower_bound
-from dpkernels.exact.noise_construction import tailed_table
-from dpkernels.exact.shared_noise import certify_shared, shared_grids
+from dpkernels.exact.noise import shared
+from dpkernels.exact.noise.construction import tailed_table
+from dpkernels.exact.noise.shared import certify_shared, shared_grids
 from dpkernels.release import batch_engine
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))
@@ -114,13 +115,13 @@ def test_planted_faults_are_refused(monkeypatch):
         with pytest.raises(CertificateError):
             Certificate.from_dict(forged)
     # One cell more than the budget has room for: refused for the entry by itself, whatever its grid.
-    own = shared_noise.shared_grids
+    own = shared.shared_grids
 
     def too_fine(epsilon, sensitivity, rate):
         exponents, points, _ = own(epsilon, sensitivity, rate)
         return exponents, points, points // (np.floor(epsilon / rate).astype(np.int64) + 1)
 
-    monkeypatch.setattr(shared_noise, "shared_grids", too_fine)
+    monkeypatch.setattr(shared, "shared_grids", too_fine)
     with pytest.raises(CertificateError, match="entry 0: table"):
         replace(certificate)
 

@@ -10,9 +10,9 @@ import pytest
 from exact_registry import SMALL, exact, small_table
 
 from dpkernels.decimals import rational
+from dpkernels.exact.alias import alias_columns
+from dpkernels.exact.bounded.windows import WindowTable
 from dpkernels.exact.certificate import exp_lower_bound
-from dpkernels.exact.sampler import alias_columns
-from dpkernels.exact.windows import WindowTable
 
 RNG = np.random.default_rng(1)
 

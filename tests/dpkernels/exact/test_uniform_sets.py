@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from dpkernels.exact import uniform_sets
-from dpkernels.exact.uniform_sets import Patterns, Split, UniformSets, patterns
+from dpkernels.exact.categorical import uniform_sets
+from dpkernels.exact.categorical.uniform_sets import Patterns, Split, UniformSets, patterns
 from dpkernels.random import host
 
 SPLITS = [(2, 1), (5, 2), (17, 16), (32, 16), (64, 32), (265, 256)]

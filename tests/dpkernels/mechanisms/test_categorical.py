@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.categories import BlockCertificate, SetCertificate, category_sampler
+from dpkernels.exact.categorical.certificate import BlockCertificate, SetCertificate
+from dpkernels.exact.categorical.sampler import category_sampler
 from dpkernels.mechanisms.categorical.galois import field, is_field, prime_power
 
 FALSE_ALARM = 1e-6

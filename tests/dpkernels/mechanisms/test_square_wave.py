@@ -21,11 +21,11 @@ from scipy import integrate, stats
 
 import accountants
 import dpkernels as dpk
+from dpkernels.exact.bounded.window_construction import placed_table
+from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.packed import full_certificates
 from dpkernels.exact.registry import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.window_construction import placed_table
-from dpkernels.exact.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.mechanisms.windowed.mechanism import published_half_width
 
 run = pytest.fixture(command, name="run")

@@ -18,11 +18,13 @@ from scipy import stats
 import accountants
 import dpkernels as dpk
 from dpkernels.caching import memory_of
-from dpkernels.exact import batches, noise, noise_construction
+from dpkernels.exact import batches
 from dpkernels.exact.batches import BatchCertificate
+from dpkernels.exact.bounded.sampler import split_products
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.noise_certificate import certify_noise
-from dpkernels.exact.sampler import split_products
+from dpkernels.exact.noise import construction
+from dpkernels.exact.noise.certificate import certify_noise
+from dpkernels.exact.noise.grid import grid, grids
 from dpkernels.random.keys import key_from_bytes
 from dpkernels.release import batch_engine
 from dpkernels.release.batch_engine import BatchRelease
@@ -256,7 +258,7 @@ def test_values_with_words_of_two_lengths_have_independent_noise():
 @pytest.mark.lengthy
 def test_tails_without_end_are_completed_by_the_words_of_their_own_index(monkeypatch):
     """With tails of 2^-6 and more: some reports need later turns, of one table and of several."""
-    monkeypatch.setattr(noise_construction, "_TAIL_MASS", 2.0**-6)
+    monkeypatch.setattr(construction, "_TAIL_MASS", 2.0**-6)
     lengths = np.exp(np.random.default_rng(2).uniform(-2, 2, 5000))
     for budgets in (1.25, np.where(np.arange(5000) % 3, 0.75, 1.625)):
         batch = dpk.laplace(epsilon=budgets, sensitivity=lengths)
@@ -328,9 +330,9 @@ def test_a_sensitivity_of_another_entry_is_refused_where_it_is_too_large():
     certificate = dpk.exact_sampler(batch_and_values("laplace, own units")[0]).certificate
     (table,) = certificate.tables
     D = certificate.claims["sensitivity"]
-    exponents, points, M = noise.grids(D, table.bins_log2)
+    exponents, points, M = grids(D, table.bins_log2)
     for i, (d, exponent, count, bins) in enumerate(zip(*(a.tolist() for a in (D, exponents, points, M)), strict=True)):
-        grid_log2, points_per_bin = noise.grid(Fraction(d), Fraction(2) ** table.bins_log2)
+        grid_log2, points_per_bin = grid(Fraction(d), Fraction(2) ** table.bins_log2)
         assert (grid_log2, points_per_bin) == (exponent, bins)
         assert count == -(Fraction(-d) / Fraction(2) ** exponent).__floor__()
         moved = replace(table.table, grid_log2=grid_log2, points_per_bin=points_per_bin)

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
+from dpkernels.exact.bounded.rows import RowCertificate
+from dpkernels.exact.bounded.sampler import fraction_bits, positions
 from dpkernels.exact.certificate import exp_lower_bound
-from dpkernels.exact.rows import RowCertificate
-from dpkernels.exact.sampler import fraction_bits, positions
 from dpkernels.release.inputs import Bounds
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))

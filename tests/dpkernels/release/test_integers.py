@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from dpkernels.exact.halves import HalvedNoise
-from dpkernels.exact.noise import NoiseTable
-from dpkernels.exact.remainder import Remainder
+from dpkernels.exact.noise.halves import HalvedNoise
+from dpkernels.exact.noise.remainder import Remainder
+from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
 from dpkernels.random import host
 from dpkernels.release import integers

@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.choice import exponential_item
-from dpkernels.exact.permute_and_flip import permute_and_flip_top_k
+from dpkernels.exact.selection.exponential import exponential_item
+from dpkernels.exact.selection.permute_and_flip import permute_and_flip_top_k
 from dpkernels.random import host
 from dpkernels.session import (
     Count,

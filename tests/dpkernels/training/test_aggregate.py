@@ -24,7 +24,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import exp_lower_bound
-from dpkernels.exact.gaussian_cells import FIXED_BITS, cell_masses
+from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, cell_masses
 from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
 from dpkernels.random.chacha import SPLIT_STREAM, stream_words
 from dpkernels.training import (

@@ -12,13 +12,13 @@ from operator import mul
 import numpy as np
 
 from dpkernels.decimals import rational, shortest
-from dpkernels.exact.bounded_certificate import PROMISED_DEVIATION
+from dpkernels.exact.bounded.certificate import PROMISED_DEVIATION
+from dpkernels.exact.bounded.rows import RowCertificate, RowTable
 from dpkernels.exact.certificate import (
     MAX_WEIGHTS,
     CertificateError,
     exp_lower_bound,
 )
-from dpkernels.exact.rows import RowCertificate, RowTable
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 

@@ -15,12 +15,13 @@ import numpy as np
 from dpkernels.bounded_json import real
 from dpkernels.decimals import shortest
 from dpkernels.exact import arithmetic
-from dpkernels.exact.categories import BlockCertificate, BlockSampler, CategorySampler, stream_words
+from dpkernels.exact.categorical.certificate import BlockCertificate
+from dpkernels.exact.categorical.sampler import BlockSampler, CategorySampler, stream_words
 from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
 
-LEVEL_STREAM = 31  # of a release's key; 21, 22 and 30 are those of ``categories``
+LEVEL_STREAM = 31  # of a release's key; 21, 22 and 30 are those of ``sampler``
 _MAX_LEVELS = 40  # a value has at most as many characters
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpkernels.exact.noise import ExactNoise
-from dpkernels.exact.sampler import AliasColumns, alias_columns, take
+from dpkernels.exact.alias import AliasColumns, alias_columns, take
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.numerics import RealArray, namespace
 from dpkernels.proven import proven
 

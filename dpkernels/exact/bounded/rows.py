@@ -23,7 +23,9 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational, shortest
-from dpkernels.exact.bounded_certificate import BoundedCertificate, BoundedTable, sliding_extremes
+from dpkernels.exact.alias import AliasColumns, alias_columns, alias_kernel, take
+from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
+from dpkernels.exact.bounded.sampler import BoundedSampler, fraction_bits
 from dpkernels.exact.certificate import (
     MAX_WEIGHTS,
     CertificateError,
@@ -31,15 +33,7 @@ from dpkernels.exact.certificate import (
     integers,
     moments,
 )
-from dpkernels.exact.sampler import (
-    ROW_ROUNDING_STREAM,
-    AliasColumns,
-    BoundedSampler,
-    alias_columns,
-    alias_kernel,
-    fraction_bits,
-    take,
-)
+from dpkernels.exact.sampler import ROW_ROUNDING_STREAM
 from dpkernels.jax_on_use import jnp, lax
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from dpkernels.decimals import rational
-from dpkernels.exact import choice
+from dpkernels.exact.selection import exponential
 from dpkernels.random import host
 
 FALSE_ALARM = 1e-6
@@ -46,7 +46,7 @@ def test_every_short_uniform_is_decided_as_real_numbers_are(scores, epsilon):
     with mpmath.workdps(60):
         ends = [0, *(mpmath.ldexp(end, bits) for end in boundaries(gaps, epsilon)[:-1]), 1 << bits]
         expected = [int(mpmath.floor(b)) - int(mpmath.ceil(a)) for a, b in itertools.pairwise(ends)]
-    found = [choice._decide(gaps, rational(epsilon), u, bits) for u in range(1 << bits)]
+    found = [exponential._decide(gaps, rational(epsilon), u, bits) for u in range(1 << bits)]
     assert [found.count(i) for i in range(len(scores))] == [max(0, count) for count in expected]
     assert found.count(None) <= len(scores) - 1
     assert [i for i in found if i is not None] == sorted(i for i in found if i is not None)
@@ -54,7 +54,9 @@ def test_every_short_uniform_is_decided_as_real_numbers_are(scores, epsilon):
 
 def test_a_wrong_law_fails_the_enumeration():
     gaps, bits = gaps_of([3, 1, 2]), 10
-    counts = [[choice._decide(gaps, rational(eps), u, bits) for u in range(1 << bits)].count(0) for eps in (1.0, 1.01)]
+    counts = [
+        [exponential._decide(gaps, rational(eps), u, bits) for u in range(1 << bits)].count(0) for eps in (1.0, 1.01)
+    ]
     assert counts[0] != counts[1]
 
 
@@ -68,10 +70,10 @@ def test_floats_decide_as_integers_do_or_not_at_all(scores, epsilon):
     tried = [0, (1 << 64) - 1, *near, *edges, *rng.integers(0, 1 << 64, 200, np.uint64).tolist()]
     decided = 0
     for u in (u for u in tried if 0 <= u < 1 << 64):
-        found = choice._by_floats(gaps, eps, u)
+        found = exponential._by_floats(gaps, eps, u)
         if found is not None:
             decided += 1
-            assert found == choice._by_integers(gaps, eps, fixed(u, 64))
+            assert found == exponential._by_integers(gaps, eps, fixed(u, 64))
     assert decided > 150
 
 
@@ -85,7 +87,7 @@ def test_floats_of_many_scores_leave_what_their_sums_cannot_tell():
     undecided = 0
     for i in range(0, 4999, 50):
         for away in (-(1 << 16), -(1 << 13), -(1 << 11), 1 << 11, 1 << 13, 1 << 16):
-            found = choice._by_floats(gaps, rational(epsilon), ends[i] + away)
+            found = exponential._by_floats(gaps, rational(epsilon), ends[i] + away)
             undecided += found is None
             assert found in (None, bisect.bisect_left(ends, ends[i] + away + 1))
     assert undecided > 150
@@ -99,44 +101,44 @@ def test_close_to_a_boundary_integers_decide(distance):
         edge = boundaries(gaps, epsilon)[1]
         for side, expected in ((-1, 1), (1, 2)):
             u = fixed(int(mpmath.floor(mpmath.ldexp(edge + side * distance, bits))), bits)
-            assert choice._by_floats(gaps, rational(epsilon), u(64)) is None
-            assert choice._choose(np.array(scores), rational(epsilon), u) == expected
+            assert exponential._by_floats(gaps, rational(epsilon), u(64)) is None
+            assert exponential._choose(np.array(scores), rational(epsilon), u) == expected
 
 
 def test_forced_into_integers_the_choices_are_the_same(monkeypatch):
     scores = np.random.default_rng(2).integers(0, 60, 300)
-    usual = choice.exponential_top_k(scores, 0.2, 40, KEY)
-    monkeypatch.setattr(choice, "_by_floats", lambda *_: None)
-    np.testing.assert_array_equal(choice.exponential_top_k(scores, 0.2, 40, KEY), usual)
+    usual = exponential.exponential_top_k(scores, 0.2, 40, KEY)
+    monkeypatch.setattr(exponential, "_by_floats", lambda *_: None)
+    np.testing.assert_array_equal(exponential.exponential_top_k(scores, 0.2, 40, KEY), usual)
 
 
 @pytest.mark.parametrize("epsilon", [1e-4, 0.01, 0.3, 1.0, 20.0])
 def test_float_weights_are_within_their_bound(epsilon):
     gaps = np.unique(np.linspace(0, 75 / epsilon, 500).astype(np.int64))
-    weights = choice.float_weights(gaps, rational(epsilon))
+    weights = exponential.float_weights(gaps, rational(epsilon))
     with mpmath.workdps(50):
         for gap, weight in zip(gaps.tolist(), weights.tolist(), strict=True):
             exact = mpmath.exp(-mpmath.mpf(repr(epsilon)) * gap)
             assert abs(weight - exact) <= (mpmath.ldexp(exact, -51) if weight else mpmath.ldexp(1, -100))
-    assert choice.float_weights(np.array([2**62]), rational(epsilon)) == 0
+    assert exponential.float_weights(np.array([2**62]), rational(epsilon)) == 0
 
 
 @pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 10**4), Fraction(7, 10), Fraction(20), Fraction(300)])
 @pytest.mark.parametrize("bits", [64, 192, 1000])
 def test_exponentials_are_bounded_both_ways(x, bits):
-    low, high = choice.exp_minus(x, bits)
+    low, high = exponential.exp_minus(x, bits)
     with mpmath.workdps(500):
         exact = mpmath.ldexp(mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator), bits)
         assert low <= exact <= high <= low + 4
         for n in (0, 1, 2, 37, 10**6):
-            least, most = choice.power_interval((low, high), n, bits)
+            least, most = exponential.power_interval((low, high), n, bits)
             assert least <= mpmath.ldexp(mpmath.exp(-n * mpmath.mpf(x.numerator) / x.denominator), bits) <= most
 
 
 def test_a_uniform_number_is_one_number_however_many_bits_are_read():
-    u = choice.uniform_number(KEY, 7)
+    u = exponential.uniform_number(KEY, 7)
     assert u(64) == u(128) >> 64 == u(1024) >> 960
-    assert len({choice.uniform_number(KEY, number)(64) for number in range(100)}) == 100
+    assert len({exponential.uniform_number(KEY, number)(64) for number in range(100)}) == 100
     words = np.empty(2, "<u4")
     host.fill(words, KEY, 20, 7 << 32)
     assert u(64) == int.from_bytes(words.tobytes(), "big")
@@ -165,7 +167,7 @@ def test_picks_have_the_law_and_a_wrong_one_is_seen():
     scores, epsilon, n = [4, 0, 3, 1], 0.5, 12_000
     counts = {}
     for number in range(n):
-        picks = tuple(choice.exponential_top_k(scores, epsilon, 2, host.fold_in(KEY, number)).tolist())
+        picks = tuple(exponential.exponential_top_k(scores, epsilon, 2, host.fold_in(KEY, number)).tolist())
         counts[picks] = counts.get(picks, 0) + 1
     statistic, critical = chi_square(counts, law(scores, epsilon, 2))
     assert statistic < critical
@@ -175,16 +177,16 @@ def test_picks_have_the_law_and_a_wrong_one_is_seen():
 
 def test_picks_are_different_items_that_a_key_repeats():
     scores = np.random.default_rng(0).integers(0, 30, 50, np.uint16)
-    picks = choice.exponential_top_k(scores, 0.4, 50, KEY)
+    picks = exponential.exponential_top_k(scores, 0.4, 50, KEY)
     assert sorted(picks.tolist()) == list(range(50))
-    np.testing.assert_array_equal(choice.exponential_top_k(scores, 0.4, 12, KEY), picks[:12])
-    np.testing.assert_array_equal(choice.exponential_top_k(scores.astype(int) - 10**15, 0.4, 50, KEY), picks)
-    assert choice.exponential_top_k(scores, 0.4, 50, bytes(32)).tolist() != picks.tolist()
+    np.testing.assert_array_equal(exponential.exponential_top_k(scores, 0.4, 12, KEY), picks[:12])
+    np.testing.assert_array_equal(exponential.exponential_top_k(scores.astype(int) - 10**15, 0.4, 50, KEY), picks)
+    assert exponential.exponential_top_k(scores, 0.4, 50, bytes(32)).tolist() != picks.tolist()
 
 
 def test_far_apart_scores():
     scores = [-(2**61), 2**61, 0]
-    assert choice.exponential_top_k(scores, 1e-4, 3, KEY).tolist() == [1, 2, 0]
+    assert exponential.exponential_top_k(scores, 1e-4, 3, KEY).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_far_apart_scores():
 )
 def test_bad_arguments_are_named(scores, epsilon, k, error, message):
     with pytest.raises(error, match=message):
-        choice.exponential_top_k(scores, epsilon, k, KEY)
+        exponential.exponential_top_k(scores, epsilon, k, KEY)
 
 
 @every_case
@@ -219,16 +221,16 @@ def test_runs_are_chosen_as_their_items_written_out(scores, epsilon):
     gaps, eps = gaps_of(scores), rational(epsilon)
     for u in rng.integers(0, 1 << 63, 50).tolist():
         uniform = fixed(u, 63)
-        item = choice._by_integers(gaps[runs], eps, uniform)
-        assert choice._by_integers(gaps, eps, uniform, lengths) == runs[item]
-        assert choice._by_floats(gaps, eps, uniform(64), lengths) in (None, runs[item])
+        item = exponential._by_integers(gaps[runs], eps, uniform)
+        assert exponential._by_integers(gaps, eps, uniform, lengths) == runs[item]
+        assert exponential._by_floats(gaps, eps, uniform(64), lengths) in (None, runs[item])
 
 
 @pytest.mark.lengthy
 def test_runs_and_their_items_have_the_law():
     scores, lengths, epsilon = [4, 9, 7, 0], [3, 2, 0, 5], Fraction(3, 10)
     items = [(run, item) for run, length in enumerate(lengths) for item in range(length)]
-    chosen = [choice.exponential_item(scores, lengths, epsilon, KEY, number) for number in range(20_000)]
+    chosen = [exponential.exponential_item(scores, lengths, epsilon, KEY, number) for number in range(20_000)]
     weights = np.exp(float(epsilon) * np.array([scores[run] for run, _ in items]))
     counts = np.array([chosen.count(item) for item in items])
     assert counts.sum() == len(chosen)
@@ -250,4 +252,4 @@ def test_runs_and_their_items_have_the_law():
 )
 def test_runs_that_are_refused(scores, lengths, epsilon):
     with pytest.raises(ValueError, match=r"lengths|scores|epsilon"):
-        choice.exponential_item(scores, lengths, Fraction(epsilon), KEY)
+        exponential.exponential_item(scores, lengths, Fraction(epsilon), KEY)

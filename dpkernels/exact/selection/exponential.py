@@ -24,9 +24,9 @@ from dpkernels.decimals import rational
 from dpkernels.numerics import RealArray
 from dpkernels.random import host
 
-# The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``sampler``.
+# The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``exact.sampler``.
 CHOICE_UNIFORM_STREAM = 20
-_ITEM_STREAM = 24  # 21 to 23 and 30 are those of ``categories``, 27 to 29 those of ``permute_and_flip``
+_ITEM_STREAM = 24  # 21 to 23 and 30 are those of ``categorical``, 27 to 29 those of ``permute_and_flip``
 
 # The range of eps. Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps.
 EPSILON_RANGE = (1e-4, 20.0)

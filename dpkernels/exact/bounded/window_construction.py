@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.exact.bounded_certificate import PROMISED_DEVIATION
+from dpkernels.exact.bounded.certificate import PROMISED_DEVIATION
+from dpkernels.exact.bounded.windows import WindowTable
 from dpkernels.exact.certificate import (
     CertificateError,
     exp_lower_bound,
 )
-from dpkernels.exact.windows import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, height_at, relative_height

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpkernels.exact.choice import (
+from dpkernels.exact.selection.exponential import (
     chosen_in_turn,
     exp_minus,
     float_weights,

@@ -24,25 +24,18 @@ from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import (
     CertificateError,
 )
-from dpkernels.exact.gaussian_cells import FIXED_BITS, cell_masses
-from dpkernels.exact.noise import (
-    FINEST,
-    GRID_BITS,
-    WIDEST,
-    NoiseTable,
-    cells_apart,
-    grid,
-    rounding_share,
-)
-from dpkernels.exact.noise_certificate import (
+from dpkernels.exact.noise.certificate import (
     NoiseCertificate,
     VectorClaim,
     VectorNoiseCertificate,
     certify_noise,
     certify_vector,
 )
-from dpkernels.exact.remainder import Remainder
-from dpkernels.exact.tail import Tail
+from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, cell_masses
+from dpkernels.exact.noise.grid import FINEST, GRID_BITS, WIDEST, cells_apart, grid
+from dpkernels.exact.noise.remainder import Remainder
+from dpkernels.exact.noise.table import NoiseTable, rounding_share
+from dpkernels.exact.noise.tail import Tail
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
 from dpkernels.proven import proven

@@ -34,21 +34,10 @@ from dpkernels.exact.certificate import (
     check_totals,
     exp_lower_bound,
 )
-from dpkernels.exact.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
-from dpkernels.exact.noise import (
-    FINEST,
-    GRID_LOG2_RANGE,
-    WIDEST,
-    NoisePlace,
-    NoiseTable,
-    excess,
-    grid,
-    grids,
-    hockey_stick,
-    mixed_hockey_stick,
-    rounding_share,
-)
-from dpkernels.exact.tail import check_pure
+from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
+from dpkernels.exact.noise.grid import FINEST, GRID_LOG2_RANGE, WIDEST, NoisePlace, grid, grids
+from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_share
+from dpkernels.exact.noise.tail import check_pure
 from dpkernels.mechanisms.additive import NORMS
 from dpkernels.proven import proven
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from dpkernels.bounded_json import integer
 from dpkernels.exact import arithmetic
+from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, check_totals, frozen_weights, integers, moments
-from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 

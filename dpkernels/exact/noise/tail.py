@@ -23,8 +23,8 @@ import numpy as np
 
 from dpkernels.bounded_json import integer
 from dpkernels.exact import arithmetic
+from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, frozen_weights, integers, moments
-from dpkernels.exact.sampler import alias_columns, alias_kernel
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 

@@ -23,10 +23,12 @@ from dpkernels.bounded_json import real
 from dpkernels.decimals import float_at_least, shortest
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.noise import GRID_LOG2_RANGE, ExactNoise, NoisePlace, NoiseTable, grids
-from dpkernels.exact.noise_certificate import NOISE_LIMITS, AdditiveCertificate, check_lattice
-from dpkernels.exact.noise_construction import BITS, PURE_STRETCHES, narrowest, tailed_table
-from dpkernels.exact.tail import check_pure
+from dpkernels.exact.noise.certificate import NOISE_LIMITS, AdditiveCertificate, check_lattice
+from dpkernels.exact.noise.construction import BITS, PURE_STRETCHES, narrowest, tailed_table
+from dpkernels.exact.noise.grid import GRID_LOG2_RANGE, NoisePlace, grids
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise.tail import check_pure
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.proven import proven

@@ -25,7 +25,9 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational, shortest
-from dpkernels.exact.bounded_certificate import BoundedCertificate, BoundedTable, sliding_extremes
+from dpkernels.exact.alias import alias_columns, alias_kernel, stacked_alias_kernel
+from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
+from dpkernels.exact.bounded.sampler import BoundedSampler, fraction_bits, rounded_rows, split_products, step_factor
 from dpkernels.exact.certificate import (
     COVERS,
     MAX_WEIGHTS,
@@ -33,17 +35,7 @@ from dpkernels.exact.certificate import (
     integers,
     moments,
 )
-from dpkernels.exact.sampler import (
-    BoundedSampler,
-    Stacked,
-    alias_columns,
-    alias_kernel,
-    fraction_bits,
-    rounded_rows,
-    split_products,
-    stacked_alias_kernel,
-    step_factor,
-)
+from dpkernels.exact.sampler import Stacked
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree

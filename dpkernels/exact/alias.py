@@ -1,0 +1,124 @@
+"""Walker's alias tables in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpkernels.exact import arithmetic
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.jax_on_use import jnp
+from dpkernels.numerics import RealArray, namespace
+
+# Kernels
+
+
+@dataclass(frozen=True, eq=False)
+class AliasColumns:
+    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c]."""
+
+    packed: np.ndarray  # A column's threshold and, in the last ``log_columns`` bits, its alias.
+    log_columns: int  # log2 of their number.
+    bits: int
+
+    @property
+    def threshold(self) -> np.ndarray:
+        """Return one integer a column, below 2^(bits - log_columns); 0 for a column with a single outcome."""
+        return self.packed >> self.packed.dtype.type(self.log_columns)
+
+    @property
+    def alias(self) -> np.ndarray:
+        """Return the outcome from the threshold on, int32."""
+        return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
+
+
+def take(table: np.ndarray, index: RealArray) -> RealArray:
+    """Return ``table[index]`` for indices that are within it, NumPy's or JAX's."""
+    if namespace(index) is np:
+        return table.take(index)
+    return jnp.asarray(table).at[index].get(mode="promise_in_bounds")
+
+
+def alias_columns(weights: np.ndarray | Sequence[float], bits: int) -> AliasColumns:
+    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0.
+
+    The light columns, one after the other, are filled up by the first heavy column that has something left, which is
+    then itself a column to fill by the next one, if it is not full. With the sums D of what the light columns lack and
+    E of what the heavy ones have too much, heavy m serves the light k for which D(k - 1) < E(m), the first of these
+    for which D(k) >= E(m) exhausts it, and it lacks D(k) - E(m).
+    """
+    log_columns = (len(weights) - 1).bit_length()
+    capacity = 1 << (bits - log_columns)
+    padded = np.zeros(1 << log_columns, np.uint64)
+    padded[: len(weights)] = np.asarray(weights, np.uint64)
+    threshold, alias = padded.copy(), np.arange(1 << log_columns)
+    light, heavy = (np.flatnonzero(is_one)[::-1] for is_one in (padded < capacity, padded > capacity))
+    lack = np.cumsum(np.uint64(capacity) - padded[light]) if len(light) else padded[:0]
+    surplus = np.cumsum(padded[heavy] - np.uint64(capacity)) if len(heavy) else padded[:0]
+    if arithmetic.total(padded) != 1 << bits:
+        raise CertificateError(_OFF)
+    if len(heavy):
+        alias[light] = heavy[np.searchsorted(surplus, np.append(np.uint64(0), lack[:-1]), side="right")]
+        below = lack[np.searchsorted(lack, surplus)] - surplus
+        threshold[heavy] = np.uint64(capacity) - below
+        alias[heavy[:-1]] = np.where(below[:-1] > 0, heavy[1:], heavy[:-1])
+    # A full column has threshold 0: its own threshold would have a bit too many, and its alias is itself.
+    packed = threshold % np.uint64(capacity) << np.uint64(log_columns) | alias.astype(np.uint64)
+    columns = AliasColumns(packed.astype(f"uint{bits}"), log_columns, bits)
+    _check_masses(columns, padded)
+    return columns
+
+
+_OFF = "alias columns: do not add up to the table's weights"
+
+
+def _check_masses(columns: AliasColumns, weights: np.ndarray) -> None:
+    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled.
+
+    Sums are modulo 2^64, and exact where the weights sum to 2^bits.
+    """
+    masses = columns.threshold.astype(np.uint64)
+    np.add.at(masses, columns.alias, np.uint64(1 << (columns.bits - columns.log_columns)) - masses)
+    if not np.array_equal(masses, weights):
+        raise CertificateError(_OFF)
+
+
+def alias_kernel(columns: AliasColumns) -> Callable[..., RealArray]:
+    """Return the sampler, random word -> outcome, int32; for several tables in a row, (word, table) -> outcome."""
+    word = columns.packed.dtype.type
+    log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
+    ones = word((1 << columns.log_columns) - 1)
+
+    def outcomes(r: RealArray, table: RealArray | None = None) -> RealArray:
+        column = (r >> shift).astype(np.int32)
+        index = column if table is None else (table << np.int32(columns.log_columns)) + column
+        entry = take(columns.packed, index)
+        # With ones for its column bits, the word is below the entry exactly where its low bits are below the threshold.
+        return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
+
+    return outcomes
+
+
+def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[..., RealArray], np.ndarray, np.ndarray]:
+    """Return ``alias_kernel`` of several tables, of words of one length, and the two numbers that it takes of each.
+
+    The numbers are where the table begins among all columns, and log2 of its number of columns.
+    """
+    packed = np.concatenate([each.packed for each in columns])
+    starts = np.cumsum([0, *(len(each.packed) for each in columns[:-1])])
+    bits, word = columns[0].bits, packed.dtype.type
+    logs = np.array([each.log_columns for each in columns], packed.dtype)
+    index = np.int32 if len(packed) < 1 << 31 else np.int64
+    own_log = logs[0] if (logs == logs[0]).all() else None  # A constant shift is faster.
+
+    def outcomes(r: RealArray, start: RealArray, log_columns: RealArray) -> RealArray:
+        log_columns = log_columns if own_log is None else own_log
+        column = (r >> (word(bits) - log_columns)).astype(index)
+        ones = (word(1) << log_columns) - word(1)
+        entry = take(packed, start + column)
+        below = (r << log_columns | ones) < entry
+        return namespace(r).where(below, column, (entry & ones).astype(index)).astype(np.int32)
+
+    return outcomes, starts.astype(index), logs

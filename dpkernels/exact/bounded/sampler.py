@@ -1,0 +1,135 @@
+"""The base of samplers of bounded tables: how inputs are rounded to rows, and codes become reports."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, WIDE_NOISE_STREAM, ExactSampler, Words
+from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.proven import proven
+
+
+class BoundedSampler(ExactSampler):
+    """The sampler of a table with a row for every one of some inputs."""
+
+    short_rounding_stream: ClassVar[int] = ROUNDING_STREAM  # Of words of 16 bits.
+
+    @property
+    def fraction_bits(self) -> int:
+        return fraction_bits(self.table.shifts)
+
+    @cached_property
+    def words(self) -> tuple[Words, ...]:
+        noise = Words(WIDE_NOISE_STREAM if self.table.bits == 64 else NOISE_STREAM, self.table.bits)
+        is_short = self.fraction_bits <= 16
+        return noise, Words(self.short_rounding_stream, 16) if is_short else Words(ROUNDING_STREAM, 32)
+
+    @property
+    def subnormal_safe_radius(self) -> float:
+        """Return 2^-10 of a step of ``positions``."""
+        first, last = self.table.ends
+        return math.ldexp((last - first) / self.table.shifts, -self.fraction_bits - 10)
+
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        noise, rounding = words
+        rows = nearest_rows(x, rounding, self.table.shifts, *self.table.ends)
+        return self.values(self.kernel(noise, rows), x.dtype)
+
+    @abc.abstractmethod
+    def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
+        """Return the reports of the kernel's outcomes."""
+
+    @cached_property
+    def reports_at(self) -> Callable[..., Any]:
+        return report_kernel(self.table.middle, self.table.step)
+
+
+def fraction_bits(shifts: int) -> int:
+    """Return bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
+    return 16 if shifts >= 256 else 30 - shifts.bit_length()
+
+
+@proven("row_mixtures#proof")
+def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
+    """Round every input at random to one of the two adjacent rows, so that its mean is kept.
+
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Guarantees for rows hold for inputs. Neighbours d
+    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
+    docs/proofs/row_mixtures.md.
+    """
+    return rounded_rows(x, rounding, shifts, first, step_factor(shifts, first, last))
+
+
+def step_factor(shifts: int, first: Real, last: Real) -> Real:
+    """Return the factor from a distance from the first row to doubled steps of ``positions``."""
+    return 2 * (shifts << fraction_bits(shifts)) / (last - first)
+
+
+def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
+    """Return ``nearest_rows`` from the first row and the ``step_factor``: numbers, or one for every value."""
+    bits = fraction_bits(shifts)
+    position = _positions(x, shifts, first, factor)
+    low_bits = rounding.astype(position.dtype)
+    if 8 * rounding.dtype.itemsize > bits:
+        low_bits = low_bits & ((1 << bits) - 1)
+    return ((position + low_bits) >> bits).astype(np.int32, copy=False)
+
+
+@proven("row_mixtures#proof")
+def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
+    """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
+
+    Roundings, of at most 2^40 steps, and inputs of at most ``subnormal_safe_radius`` that a processor reads as 0, move
+    o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round
+    otherwise than one that does not, and reports must be the same bits on both.
+    """
+    return _positions(x, shifts, first, step_factor(shifts, first, last))
+
+
+def _positions(x: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
+    steps = shifts << fraction_bits(shifts)
+    xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
+    doubled = (x.astype(np.float64, copy=False) - first) * factor
+    return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
+
+
+def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
+    """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
+    centre, coarse, fine = report_constants(middle, step / 2)
+
+    def reports(doubled: RealArray, dtype: np.dtype) -> RealArray:
+        codes = doubled.astype(np.float64)
+        return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
+
+    return reports
+
+
+def report_constants(middle: Fraction, half: Fraction) -> tuple[float, float, float]:
+    """Return the middle, and half a step as a sum of two numbers of 29 bits: products are exact, fused or not."""
+    coarse, fine = split_products([half], Fraction(1))
+    return float(middle), float(coarse[0]), float(fine[0])
+
+
+def split_products(numbers: Sequence[Fraction], factor: Fraction) -> tuple[np.ndarray, np.ndarray]:
+    """Return products with a factor as sums of two floats of 29 bits, each: the nearest one, and that of the rest."""
+    products = [(number.numerator * factor.numerator, number.denominator * factor.denominator) for number in numbers]
+    coarse, fine = _shortened([n / d for n, d in products]), list[float]()
+    mantissas, exponents = np.frexp(coarse)
+    parts = zip(products, np.ldexp(mantissas, 29).tolist(), (exponents - 29).tolist(), strict=True)
+    for (n, d), m, exponent in parts:  # n/d - m 2^exponent; a quotient of integers is rounded once.
+        up, down = max(exponent, 0), max(-exponent, 0)
+        fine.append(((n << down) - (int(m) * d << up)) / (d << down))
+    return coarse, _shortened(fine)
+
+
+def _shortened(numbers: Sequence[float]) -> np.ndarray:
+    """Return the nearest floats of 29 bits."""
+    mantissas, exponents = np.frexp(np.array(numbers, np.float64))
+    return np.ldexp(np.rint(np.ldexp(mantissas, 29)), exponents - 29)

@@ -1,0 +1,1 @@
+"""Certificates and samplers of mechanisms for categories."""

@@ -1,0 +1,1 @@
+"""Tables, certificates and samplers of additive noise."""

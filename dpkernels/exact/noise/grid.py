@@ -1,0 +1,130 @@
+"""The grid of additive noise: how inputs are rounded to positions, and reports follow from them.
+
+An input x is rounded to the position
+
+    floor((floor(x/g + 1/2) + r) / M),    g = 2^grid_log2,    r uniform on 0..M-1,
+
+a stochastic rounding to multiples of the bin width h = M g, in exact arithmetic: x/g moves a float's exponent, the rest
+are integers. The report is h (position + code), see ``table.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpkernels.decimals import shortest
+from dpkernels.exact.certificate import (
+    CertificateError,
+)
+from dpkernels.numerics import Real, RealArray, namespace, power_of_two
+from dpkernels.proven import proven
+
+# Of ``grid_log2``: subnormal inputs, which processors may read as 0, are within half of the finest grid of 0 in float64
+# (float32 inputs are checked when they come); with the largest, reports are finite.
+GRID_LOG2_RANGE = (-1021, 960)
+FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
+# Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
+GRID_BITS = 22
+# log2 of the most sensitivities of a bin, of wide noise: a bin has less than 2^32 grid points.
+WIDEST = 8
+
+
+def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
+    """Return ceil(ceil(distance / g) / M), the most cells by which the positions of such inputs can differ."""
+    return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
+
+
+def grid(sensitivity: Fraction, bins: int | Fraction) -> tuple[int, int]:
+    """Return (grid_log2, M) with ``bins`` bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
+    grid_log2 = math.frexp(float(sensitivity))[1] - 1 - GRID_BITS
+    if not GRID_LOG2_RANGE[0] <= grid_log2 <= GRID_LOG2_RANGE[1]:
+        raise CertificateError(
+            f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
+        )
+    return grid_log2, math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), bins))
+
+
+def grids(sensitivities: np.ndarray, bins_log2: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for every sensitivity D, (grid_log2, ceil(D/g), M) of ``grid`` with 2^bins_log2 bins; exact."""
+    exponents = np.frexp(sensitivities)[1].astype(np.int64) - 1 - GRID_BITS
+    points = np.ceil(np.ldexp(sensitivities, -exponents)).astype(np.int64)  # At most 2^23: exact in floats.
+    M = -(-points >> bins_log2) if bins_log2 >= 0 else points << -bins_log2
+    return exponents, points, M
+
+
+class NoisePlace(NamedTuple):
+    """Where a table is: plain numbers, or arrays with a number for every value, of few bytes."""
+
+    grid_log2: RealArray  # An integer, or int16.
+    points_per_bin: RealArray  # M, an integer, or uint32.
+
+    @classmethod
+    def of(cls, grid_log2: np.ndarray, points_per_bin: np.ndarray) -> NoisePlace:
+        """Return the places of grids."""
+        if not 1 <= points_per_bin.min() <= points_per_bin.max() < 1 << 32 or np.abs(grid_log2).max() > 1 << 14:
+            raise ValueError("points_per_bin: must be from 1 to 2^32 - 1, and grid_log2 from -2^14 to 2^14")
+        return cls(grid_log2.astype(np.int16), points_per_bin.astype(np.uint32))
+
+    @property
+    def finer(self) -> Real:
+        """Return 2/g."""
+        return power_of_two(1 - self._exponent)
+
+    @property
+    def bin_width(self) -> Real:
+        """Return h = M g, exactly."""
+        M = self.points_per_bin
+        return (float(M) if isinstance(M, int) else M.astype(np.float64)) * power_of_two(self._exponent)
+
+    @property
+    def _exponent(self) -> Real:
+        return self.grid_log2 if isinstance(self.grid_log2, int) else self.grid_log2.astype(np.int64)
+
+
+@proven("noise_tables#proof")
+def positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
+    """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
+    xp, M, one = namespace(x), place.points_per_bin, np.uint64
+    # x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers.
+    doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
+    # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
+    doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
+    unsigned = one(M) if isinstance(M, int) else M.astype(np.uint64)
+    # Division is faster without signs, so a multiple of M is added and taken off again.
+    ahead = (1 << 62) // M if isinstance(M, int) else (1 << 62) // M.astype(np.int64)
+    shifted = (((doubled + 1) >> 1) + ahead * M).astype(np.uint64) + _uniform(rounding, unsigned)
+    return (shifted // unsigned).astype(np.int64) - ahead
+
+
+def _uniform(rounding: RealArray, M: Any) -> RealArray:
+    """Return r = floor(word M / 2^32), which is below M."""
+    return rounding.astype(np.uint64) * M >> np.uint64(32)
+
+
+def reach(place: NoisePlace) -> Real:
+    """Return the distance from 0, 2^50 g, below which inputs have ``near_positions``."""
+    return 2.0**51 / place.finer
+
+
+@proven("noise_tables#proof")
+def near_positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
+    """Return ``positions`` as floats, for inputs within ``reach``: processors divide floats faster than integers.
+
+    All numbers are integers below 2^53, which floats hold. The quotient q = p/M is below 2^52, so it is rounded by less
+    than a half, and its floor is off by at most 1, which the remainder p - M floor(q) shows.
+    """
+    xp, M = namespace(x), place.points_per_bin
+    doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
+    r, m = _uniform(rounding, M.astype(np.uint64)), M.astype(np.float64)
+    p = xp.floor((doubled + 1) * 0.5) + r.astype(np.uint32).astype(np.float64)
+    q = xp.floor(p / m)
+    remainder = p - q * m
+    return q + (remainder >= m).astype(np.float64) - (remainder < 0).astype(np.float64)
+
+
+def _values(position: RealArray, place: NoisePlace, dtype: np.dtype) -> RealArray:
+    return (position.astype(np.float64, copy=False) * place.bin_width).astype(dtype, copy=False)

@@ -1,0 +1,1 @@
+"""Exact choices among scores: the exponential mechanism, and permute-and-flip."""
