@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from operator import attrgetter
@@ -280,7 +280,7 @@ class VectorClaim:
 
     @classmethod
     def from_dict(cls, payload: Mapping[str, Any]) -> VectorClaim:
-        claim = {name: payload[name] for name in cls.__dataclass_fields__}
+        claim = {field.name: payload[field.name] for field in fields(cls)}
         for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
             if claim[name] is not None:
                 real(name, claim[name])
@@ -311,7 +311,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
     table: NoiseTable
 
     facts = (
-        *(f"claim.{name}" for name in VectorClaim.__dataclass_fields__),
+        *(f"claim.{field.name}" for field in fields(VectorClaim)),
         *("shift", "realised_delta", "lowest", "highest", "worst_variance", "realised_epsilon"),
     )
     epsilon = property(attrgetter("claim.epsilon"))
