@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.jax_on_use import Array, jax, jnp, lax, when_imported
+from dpkernels.shapes import UInt, UInt32
 
 # Streams of words of a key, for
 BITS_STREAM = 0  # its random bits,
@@ -51,13 +52,13 @@ def _rotate(word: Array, bits: int) -> Array:
     return (word << np.uint32(bits)) | (word >> np.uint32(32 - bits))
 
 
-def blocks(head: Array, count: int) -> Array:
+def blocks(head: UInt32[Array, "12"], count: int) -> UInt32[Array, "{count} 16"]:
     """Return consecutive blocks, RFC 8439 section 2.3, uint32 of shape (count, 16), from a state's words 4 to 15 on.
 
     Long streams are made tile by tile, whose states stay in the processor's caches through all rounds.
     """
 
-    def tile(places: Array) -> Array:
+    def tile(places: UInt32[Array, " size"]) -> UInt32[Array, "size 16"]:
         low = head[8] + places
         high = head[9] + (low < head[8]).astype(jnp.uint32)
         return blocks_at(head[:8], jnp.stack([low, high, *(jnp.broadcast_to(word, low.shape) for word in head[10:])]))
@@ -71,7 +72,7 @@ def blocks(head: Array, count: int) -> Array:
     return words.reshape(-1, 16)[:count]
 
 
-def blocks_at(key: Array, places: Array) -> Array:
+def blocks_at(key: UInt32[Array, "8"], places: UInt32[Array, "4 count"]) -> UInt32[Array, "count 16"]:
     """Return the blocks of a key at places: words 12 to 15 of a state, uint32 of shape (4, count)."""
     constants = varying_like(jnp.asarray(_CONSTANTS), key)
     fixed = (jnp.broadcast_to(words[:, None], places.shape) for words in (constants, key[:4], key[4:]))
@@ -99,8 +100,13 @@ def _round(state: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def stream_words(
-    key: Array, stream: int, first_block: tuple[Array | int, Array | int], count: int, bits: int, turn: int = 0
-) -> Array:
+    key: UInt32[Array, "8"],
+    stream: int,
+    first_block: tuple[Array | int, Array | int],
+    count: int,
+    bits: int,
+    turn: int = 0,
+) -> UInt[Array, " {count}"]:
     """Return ``count`` unsigned integers of 8, 16, 32 or 64 ``bits``: the little-endian key stream from a block on.
 
     The key has 8 uint32 words, the stream's number is below 2^32, and the block's number is given as (low, high) words.
@@ -110,7 +116,7 @@ def stream_words(
     return words_from(jnp.concatenate([key, jnp.stack([jnp.asarray(w, jnp.uint32) for w in words])]), count, bits)
 
 
-def words_from(head: Array, count: int, bits: int) -> Array:
+def words_from(head: UInt32[Array, "12"], count: int, bits: int) -> UInt[Array, " {count}"]:
     """Return ``stream_words`` of a state: of its words 4 to 15: key, block, stream and turn."""
     number = -(-count * bits // 512)
     on_gpu, elsewhere = (partial(words_of_blocks, count=number) for words_of_blocks in (gpu_blocks, blocks))
@@ -124,7 +130,7 @@ def words_from(head: Array, count: int, bits: int) -> Array:
     return words[:count]
 
 
-def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
+def gpu_blocks(head: UInt32[Array, "12"], count: int, *, interpret: bool = False) -> UInt32[Array, "{count} 16"]:
     """Return ``blocks`` by one Triton kernel for NVIDIA GPUs; with ``interpret`` JAX's own operations run it.
 
     The rounds are a loop, and the state is in registers. XLA makes a kernel through memory of every quarter round, or
@@ -136,7 +142,7 @@ def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
     return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
 
 
-def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
+def _gpu_piece(head: UInt32[Array, "12"], first: int, count: int, interpret: bool) -> UInt32[Array, "{count} 16"]:
     # Imported here: they add to JAX's flags.
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
