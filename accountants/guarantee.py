@@ -41,9 +41,9 @@ from accountants.composition.self_composed import (
     ConvergenceError,
     LossTuple,
     RepeatedReleases,
+    check_neighbouring,
     check_releases,
     infinity_mass,
-    with_one_neighbouring,
 )
 from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.base import DominatingPair, as_float64, check_masses
@@ -134,7 +134,9 @@ class ComposableGuarantee(Risks):
         Raises:
             ValueError: one guarantee is for added and removed records, another one for replaced records.
         """
-        return Guarantee(with_one_neighbouring(sum((other.terms for other in others), self.terms)))
+        terms = sum((other.terms for other in others), self.terms)
+        check_neighbouring(terms)
+        return Guarantee(terms)
 
 
 def check_one_given(**given: Real | None) -> tuple[str, Real]:
@@ -451,8 +453,8 @@ class Guarantee(ComposableGuarantee):
             return self._bounds.errors(alpha)
 
     def _gaussian_mu(self) -> float:
-        gaussian = GaussianReleases.of(self)
-        return 0.0 if gaussian is None else float(gaussian.form.mu) * (1 + 1e-12)
+        gaussian = GaussianReleases.from_guarantee(self)
+        return 0.0 if gaussian is None else float(gaussian.profile.mu) * (1 + 1e-12)
 
     def _pure_epsilon(self) -> float:
         return 0.0 if self._bounds.largest_loss <= 0 else self._bounds.largest_loss

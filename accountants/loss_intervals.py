@@ -112,7 +112,7 @@ class LossIntervals:
 
 
 @proven("brackets#proof-of-1-quadrature")
-def of_tails(
+def intervals_from_tails(
     source: Any,
     shifts: Sequence[float],
     weights: tuple[np.ndarray, np.ndarray],

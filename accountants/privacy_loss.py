@@ -149,7 +149,7 @@ class SmoothPieces:
         p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
         finite = xp.where(xp.isfinite(loss), loss, 0.0)
         constant = _extent(finite) <= _CONSTANT_RTOL * (1 + xp.abs(finite))
-        spacing = xp.where(constant, 0.0, spacing_of(finite))
+        spacing = xp.where(constant, 0.0, node_spacing(finite))
         return PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))
 
 
@@ -361,7 +361,7 @@ def log_ratio(log_p: Real, log_q: Real) -> Any:
     return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
 
 
-def split_at(
+def split_intervals(
     left: np.ndarray, right: np.ndarray, point: np.ndarray, row: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (lower ends, upper ends, rows) of intervals of plain numbers, split at points in given rows."""
@@ -372,7 +372,7 @@ def split_at(
     return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
-def spacing_of(loss: RealArray) -> RealArray:
+def node_spacing(loss: RealArray) -> RealArray:
     """Return the approximate range of losses that each node represents; nodes are along the last axis."""
     loss = without_derivative(loss)
     concatenate, number = namespace(loss).concatenate, np.arange(loss.shape[-1])

@@ -94,7 +94,7 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
         return plain(np.full(target.shape, level))
     pairs = dominating_pairs(mechanism, sensitivity)
     check_masses(pairs, _ESTIMATE)
-    eps = epsilon_of(pairs, np.where(target > 0, target, 0.5))
+    eps = inverse_profile(pairs, np.where(target > 0, target, 0.5))
     return plain(np.where(target > 0, eps, level))
 
 
@@ -111,7 +111,7 @@ def _given(sensitivity: object) -> tuple[Any, ...]:
     return () if sensitivity is None else (sensitivity,)
 
 
-def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
+def inverse_profile(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
     """Return ``epsilon`` of dominating pairs, for delta in (0, 1)."""
     if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
         return solved(pairs, floating(jnp.asarray(delta)))

@@ -32,7 +32,7 @@ import numpy as np
 
 from accountants.composition.gaussian import GaussianProfile
 from accountants.composition.self_composed import ConvergenceError
-from accountants.composition.trade_off import CurvePoint, searched_place
+from accountants.composition.trade_off import CurvePoint, tangent_epsilon
 from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.bounded_json import JsonObject
@@ -413,7 +413,7 @@ def _least_mu(guarantee: Risks, smallest: float) -> float:
 
     G_mu is convex. So it is below the highest of some lines if it is below their corners. Estimates choose the lines.
     """
-    last = searched_place(lambda eps: float(guarantee.estimate_delta(eps)), smallest, False, guarantee._pure_epsilon())
+    last = tangent_epsilon(lambda eps: float(guarantee.estimate_delta(eps)), smallest, False, guarantee._pure_epsilon())
     eps = np.linspace(0.0, last, _LINES)
     delta = np.asarray(guarantee.estimate_delta(eps))
     lines = np.arange(_LINES)

@@ -11,7 +11,7 @@ import numpy as np
 from accountants.calibrate.analytic_gaussian import DELTAS, largest_ratios
 from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.dominating_pairs.registry import additive_profile, noise_pairs
-from accountants.profile import epsilon_of
+from accountants.profile import inverse_profile
 from dpkernels import checks
 from dpkernels.batches import entrywise, has_axes
 from dpkernels.distributions.base import Distribution, Noise
@@ -118,7 +118,7 @@ def meets(pairs: tuple[DominatingPair, ...], epsilon: Real, delta: Real) -> bool
     The computed profile is not monotone in its last digits, so that one reading may hold without the other.
     """
     over = checks.concrete(profile(pairs, epsilon) - delta)
-    return over is None or bool(over <= 0 and epsilon_of(pairs, delta) <= epsilon)
+    return over is None or bool(over <= 0 and inverse_profile(pairs, delta) <= epsilon)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:

@@ -56,14 +56,14 @@ class AdaptiveBounds:
         i, last = int(np.floor(epsilon / self.step)), len(self.high) - 1
         if i >= last:
             return 0.0, float(self.high[-1])
-        on, back = np.expm1(epsilon - i * self.step), np.expm1(epsilon - (i + 1) * self.step)
+        rise_from_start, fall_to_end = np.expm1(epsilon - i * self.step), np.expm1(epsilon - (i + 1) * self.step)
         rise = np.expm1(self.step)
-        high = self.high[i] + (self.high[i + 1] - self.high[i]) * on / rise
+        high = self.high[i] + (self.high[i + 1] - self.high[i]) * rise_from_start / rise
         low = max(self.low[i + 1], 0.0)
         if i + 2 <= last:
-            low = max(low, self.low[i + 1] + (self.low[i + 2] - self.low[i + 1]) * back / rise)
+            low = max(low, self.low[i + 1] + (self.low[i + 2] - self.low[i + 1]) * fall_to_end / rise)
         if i > 0:
-            low = max(low, self.low[i] + (self.low[i] - self.low[i - 1]) * on / -np.expm1(-self.step))
+            low = max(low, self.low[i] + (self.low[i] - self.low[i - 1]) * rise_from_start / -np.expm1(-self.step))
         return float(low), float(high)
 
     def epsilon(self, delta: float) -> tuple[float, float]:
@@ -72,12 +72,12 @@ class AdaptiveBounds:
 
     def _least(self, side: int, delta: float) -> float:
         values = (self.low, self.high)[side]
-        small = np.flatnonzero(values <= delta)
-        if not len(small):
+        sufficient = np.flatnonzero(values <= delta)
+        if not len(sufficient):
             return float("inf") if side else (len(values) - 1) * self.step
-        if small[0] == 0:
+        if sufficient[0] == 0:
             return 0.0
-        low, high = (small[0] - 1) * self.step, small[0] * self.step
+        low, high = (sufficient[0] - 1) * self.step, sufficient[0] * self.step
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if self.delta(middle)[side] > delta else (low, middle)
@@ -102,14 +102,14 @@ class AdaptiveProfile:
         self.directions = [_pairs(term, mirror) for mirror in guarantee.neighbour_directions]
         self._known: dict[tuple[float, float, int], AdaptiveBounds | None] = {}
 
-    def bracket(self, quantity: str, at: float) -> tuple[float, float] | None:
+    def bracket(self, quantity: str, argument: float) -> tuple[float, float] | None:
         """Return bounds of delta at eps or of eps at delta, on finer and finer grids; None if it takes too long."""
-        step, likely, best = _FIRST_STEP, at if quantity == "epsilon" else 1.0, None
+        step, likely, best = _FIRST_STEP, argument if quantity == "epsilon" else 1.0, None
         while step >= _MIN_STEP:
-            bounds = self._bounds(step, at if quantity == "delta" else 0.0, likely)
+            bounds = self._bounds(step, argument if quantity == "delta" else 0.0, likely)
             if bounds is None:
                 break
-            low, high = bounds.delta(at) if quantity == "delta" else bounds.epsilon(at)
+            low, high = bounds.delta(argument) if quantity == "delta" else bounds.epsilon(argument)
             best = (low, high) if best is None else (max(low, best[0]), min(high, best[1]))
             if not best[1] - best[0] > _WIDTH * best[1]:
                 break
@@ -122,49 +122,56 @@ class AdaptiveProfile:
         key = step, float(farthest), int(np.floor(np.log10(max(likely, _MIN_DELTA)) / 3))
         if key not in self._known:
             negligible = _TAIL_SHARE * 10.0 ** (3 * key[2]) / self.count
-            every = [_of_direction(pairs, self.count, step, key[1], negligible) for pairs in self.directions]
-            bounds_of_directions = [bounds for bounds in every if bounds is not None]
-            self._known[key] = _larger(bounds_of_directions) if len(bounds_of_directions) == len(every) else None
+            bounds = [_direction_bounds(pairs, self.count, step, key[1], negligible) for pairs in self.directions]
+            present = [entry for entry in bounds if entry is not None]
+            self._known[key] = _larger(present) if len(present) == len(bounds) else None
         return self._known[key]
 
 
-def _larger(several: list[AdaptiveBounds]) -> AdaptiveBounds:
-    size = min(len(bounds.low) for bounds in several)
-    low, high = (np.max([getattr(bounds, side)[:size] for bounds in several], axis=0) for side in ("low", "high"))
-    return AdaptiveBounds(several[0].step, low, high)
+def _larger(bounds: list[AdaptiveBounds]) -> AdaptiveBounds:
+    size = min(len(entry.low) for entry in bounds)
+    low, high = (np.max([getattr(entry, side)[:size] for entry in bounds], axis=0) for side in ("low", "high"))
+    return AdaptiveBounds(bounds[0].step, low, high)
 
 
 def _pairs(term: RepeatedReleases, mirror: bool) -> list[DominatingPair]:
-    pairs = [term._one_release(pair) for pair in term.pairs]
+    pairs = [term.sampled_pair(pair) for pair in term.pairs]
     return [pair.mirror() for pair in pairs] if mirror else pairs
 
 
 @proven("directions#proof")
-def _of_direction(
+def _direction_bounds(
     pairs: list[DominatingPair], count: int, step: float, epsilon: float, negligible: float
 ) -> AdaptiveBounds | None:
     sides = [(_profile(pair, 1), _profile(pair, -1)) for pair in pairs]
-    reach = max(_reach(above, negligible) for above, _ in sides)
+    reach = max(_reach(upper_profile, negligible) for upper_profile, _ in sides)
     K = int(np.ceil(reach / step)) + 1
     if (2 * K + 1) ** 2 * count * len(pairs) * 2 > _MAX_PRODUCTS:
         return None
     grid = np.arange(-K, K + 1) * step
-    masses = [_masses(above(grid), below(grid), pair, step) for (above, below), pair in zip(sides, pairs, strict=True)]
+    masses = [
+        _masses(upper_profile(grid), lower_profile(grid), pair, step)
+        for (upper_profile, lower_profile), pair in zip(sides, pairs, strict=True)
+    ]
     deviation = max(_deviation(high.mass, grid) for high, _ in masses)
-    half = min(count * reach, _DEVIATIONS * np.sqrt(count) * deviation + 2 * reach)
-    M = int(np.ceil((half + epsilon) / step)) + K
+    half_width = min(count * reach, _DEVIATIONS * np.sqrt(count) * deviation + 2 * reach)
+    M = int(np.ceil((half_width + epsilon) / step)) + K
     if (2 * M + 1) * (2 * K + 1) * count * len(pairs) * 2 > _MAX_PRODUCTS:
         return None
     s = np.arange(-M, M + 1) * step
     start, slack = np.maximum(-np.expm1(s), 0.0), _SLACK + _UNIT * len(grid)
-    high, low, endless = start * (1 + slack), start * (1 - slack), 0.0
+    high, low, limit = start * (1 + slack), start * (1 - slack), 0.0
     for _ in range(count):
         # Below the grid V is at most 1, and at least its value at the end; beyond it, the other way round.
-        above = np.concatenate([np.ones(K), high, np.full(K, high[-1])])
-        below = np.concatenate([np.full(K, low[0]), low, np.full(K, endless)])
-        high = np.max([losses.infinite + np.convolve(above, losses.mass, "valid") for losses, _ in masses], axis=0)
-        low = np.max([losses.infinite + np.convolve(below, losses.mass, "valid") for _, losses in masses], axis=0)
-        endless = max(losses.infinite + endless * float(losses.mass.sum()) for _, losses in masses) * (1 - slack)
+        extended_high = np.concatenate([np.ones(K), high, np.full(K, high[-1])])
+        extended_low = np.concatenate([np.full(K, low[0]), low, np.full(K, limit)])
+        high = np.max(
+            [losses.infinite + np.convolve(extended_high, losses.mass, "valid") for losses, _ in masses], axis=0
+        )
+        low = np.max(
+            [losses.infinite + np.convolve(extended_low, losses.mass, "valid") for _, losses in masses], axis=0
+        )
+        limit = max(losses.infinite + limit * float(losses.mass.sum()) for _, losses in masses) * (1 - slack)
         high, low = np.minimum(high * (1 + slack), 1.0), low * (1 - slack)
     return AdaptiveBounds(step, low[M:], high[M:])
 
@@ -179,41 +186,45 @@ def _profile(pair: DominatingPair, side: int) -> Callable[[np.ndarray], np.ndarr
         stick = upper(pair) if side > 0 else pair.lower_hockey_stick()
         return lambda eps: np.clip(stick(eps), 0.0, 1.0)
 
-    own, mirrored = bounded(pair), bounded(pair.mirror())
+    direct, mirrored = bounded(pair), bounded(pair.mirror())
 
-    def at(eps: np.ndarray) -> np.ndarray:
+    def bound(eps: np.ndarray) -> np.ndarray:
         size, rises, values = np.minimum(np.abs(eps), cap(eps.dtype)), eps >= 0, np.empty(eps.shape)
         with np.errstate(all="ignore"):
-            values[rises], below = own(size[rises]), size[~rises]
-            values[~rises] = -np.expm1(-below) + np.exp(-below) * mirrored(below)
+            values[rises], mirrored_epsilon = direct(size[rises]), size[~rises]
+            values[~rises] = -np.expm1(-mirrored_epsilon) + np.exp(-mirrored_epsilon) * mirrored(mirrored_epsilon)
         return values
 
-    return at
+    return bound
 
 
-def _reach(above: Callable[[np.ndarray], np.ndarray], negligible: float) -> float:
+def _reach(upper_profile: Callable[[np.ndarray], np.ndarray], negligible: float) -> float:
     """Return a loss above which the profile is negligible, and minus which that of the mirror is."""
-    tried = np.concatenate([np.arange(1, 64) / 8, np.geomspace(8.0, 700.0, 64)])
-    profile = above(tried)
-    small = np.flatnonzero(profile <= max(negligible, _MIN_DELTA) + profile[-1] * (1 + 1e-9))
-    return float(tried[small[0]])
+    candidates = np.concatenate([np.arange(1, 64) / 8, np.geomspace(8.0, 700.0, 64)])
+    profile = upper_profile(candidates)
+    sufficient = np.flatnonzero(profile <= max(negligible, _MIN_DELTA) + profile[-1] * (1 + 1e-9))
+    return float(candidates[sufficient[0]])
 
 
 @proven("directions#proof")
-def _masses(above: np.ndarray, below: np.ndarray, pair: DominatingPair, step: float) -> tuple[_Losses, _Losses]:
+def _masses(
+    upper_profile: np.ndarray, lower_profile: np.ndarray, pair: DominatingPair, step: float
+) -> tuple[_Losses, _Losses]:
     """Return masses on the grid whose profiles bound one that has these bounds at the grid points."""
     rise = np.expm1(step)
-    losses = _chords(above, step)
+    losses = _chords(upper_profile, step)
     profile = losses.infinite + profile_on_grid(losses.mass[::-1], step)[::-1]
     # Differences have rounding errors: all masses are raised until no value is below the profile, also at t = 0.
-    ratio = max(1.0, float(np.max(above[:-1] / np.maximum(profile[:-1], _MIN_DELTA))), 1 / losses.total) + _SLACK
+    ratio = (
+        max(1.0, float(np.max(upper_profile[:-1] / np.maximum(profile[:-1], _MIN_DELTA))), 1 / losses.total) + _SLACK
+    )
     high = _Losses(losses.mass * ratio, losses.infinite * ratio)
-    p = _chords(below, step).mass
+    p = _chords(lower_profile, step).mass
     first, second = p[:-1], p[1:] * np.exp(-step)
     # The most by which a chord may be above the profile, since the chords on either side, continued, are below it.
     excess = rise * first * second / np.maximum(first + second, _MIN_DELTA)
-    lowered = below * (1 - _SLACK) - np.maximum(np.append(excess, 0.0), np.append(0.0, excess))
-    t = np.exp(np.arange(-(len(below) // 2), len(below) // 2 + 1) * step)
+    lowered = lower_profile * (1 - _SLACK) - np.maximum(np.append(excess, 0.0), np.append(0.0, excess))
+    t = np.exp(np.arange(-(len(lower_profile) // 2), len(lower_profile) // 2 + 1) * step)
     lowered[0] = min(lowered[0], 1 - t[0])
     infinite = min(_infinity_mass(pair) * (1 - 1e-9), 1 - t[0])
     # The profile may reach this mass anywhere before the first point where its bound is below. So the bound reaches it

@@ -50,18 +50,18 @@ class ComposedProfile(abc.ABC):
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps
-        near = unit**precision + noise
+        tolerance = unit**precision + noise
 
-        def is_found(eps: RealArray, value: Real, slope: RealArray) -> Any:
+        def is_near_root(eps: RealArray, value: Real, slope: RealArray) -> Any:
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
-            return xp.isfinite(value) & (xp.abs(value - log_delta) <= near + rounding)
+            return xp.isfinite(value) & (xp.abs(value - log_delta) <= tolerance + rounding)
 
         def newton_step(eps: RealArray, value: Real, slope: RealArray) -> Real:
             return xp.maximum(eps - (value - log_delta) / choose(slope < 0, slope, -1.0), floor)
 
         def unfinished(state: PyTree) -> Boolean:
             k, eps, value, slope, low, high, _ = state
-            done = is_found(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
+            done = is_near_root(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
             return (k < _MAX_ITERATIONS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
         def advance(state: PyTree) -> Any:
@@ -76,14 +76,14 @@ class ComposedProfile(abc.ABC):
             value, slope, evaluation = self.evaluate(new)
             return k + 1, new, value, slope, low, high, evaluation
 
-        none = xp.full_like(log_delta, np.inf)
-        state = xp.zeros_like(log_delta, int), start, none, -none, floor - 1, none, self.empty()
+        infinity = xp.full_like(log_delta, np.inf)
+        state = xp.zeros_like(log_delta, int), start, infinity, -infinity, floor - 1, infinity, self.empty()
         _, eps, value, slope, low, high, evaluation = while_loop(unfinished, advance, state)
-        is_root = is_found(eps, value, slope)
+        is_root = is_near_root(eps, value, slope)
         # A bracket that was halved to its end is rounded conservatively.
-        ended = choose(value <= log_delta, eps, high)
+        conservative_end = choose(value <= log_delta, eps, high)
         accurate = is_root | (high - low <= 4 * unit * high)
-        return choose(is_root, newton_step(eps, value, slope), ended), value, slope, accurate, evaluation
+        return choose(is_root, newton_step(eps, value, slope), conservative_end), value, slope, accurate, evaluation
 
 
 class Composer(abc.ABC):
@@ -100,7 +100,7 @@ class Composer(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def of(cls, direction: Any) -> Composer:
+    def for_direction(cls, direction: Any) -> Composer:
         """Return the method with the numbers that suit a direction."""
 
     @abc.abstractmethod
@@ -108,18 +108,18 @@ class Composer(abc.ABC):
         """Return (what is composed, the probability of an infinite loss) for the losses of all releases."""
 
     @abc.abstractmethod
-    def profile_of(self, prepared: PyTree, direction: Any) -> ComposedProfile:
+    def profile(self, prepared: PyTree, direction: Any) -> ComposedProfile:
         """Return the privacy profile of the finite losses that were prepared for a direction."""
 
     def compose(self, direction: Any) -> tuple[ComposedProfile, Real]:
         """Return the privacy profile of a direction's finite losses, and the probability of an infinite loss."""
         prepared, infinite = self.prepare(direction.losses)
-        return self.profile_of(prepared, direction), infinite
+        return self.profile(prepared, direction), infinite
 
     def initial_guess(self, composed: ComposedProfile, log_delta: Real) -> Real:
         """Return an estimate of the eps at which log delta has a value."""
         return 0.0 * log_delta
 
-    def rounding(self, losses: tuple[RepeatedLoss, ...], like: RealArray) -> Real:
+    def rounding(self, losses: tuple[RepeatedLoss, ...], number: RealArray) -> Real:
         """Return the approximate relative error of delta in the type of a number."""
-        return sum(term.count for term in losses) * namespace(like).finfo(like.dtype).eps
+        return sum(term.count for term in losses) * namespace(number).finfo(number.dtype).eps

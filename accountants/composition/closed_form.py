@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.trade_off import CurvePoint, around, curve_point
+from accountants.composition.trade_off import CurvePoint, curve_point, points_around
 from accountants.dominating_pairs.base import cap, lower_profile, profile
-from accountants.profile import epsilon_of
+from accountants.profile import inverse_profile
 from dpkernels.numerics import Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible
@@ -35,7 +35,7 @@ class ClosedForm(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def of(cls, guarantee: Any) -> ClosedForm | None:
+    def from_guarantee(cls, guarantee: Any) -> ClosedForm | None:
         """Return the formula's bounds of a guarantee, or None if it does not apply."""
 
     @abc.abstractmethod
@@ -47,13 +47,13 @@ class ClosedForm(abc.ABC):
         """Return an estimate of the least eps at delta, or inf."""
 
     @abc.abstractmethod
-    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+    def tangent_points(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
         """Return points around the eps of the highest line at alpha; see ``trade_off.curve_point``."""
 
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
         """Return bounds of the trade-off curve at alpha in (0, 1)."""
         return curve_point(
-            self.delta, lambda alpha, is_flat: self.places(alpha, is_flat, largest_loss), alpha, largest_loss
+            self.delta, lambda alpha, is_flat: self.tangent_points(alpha, is_flat, largest_loss), alpha, largest_loss
         )
 
     def delta(self, epsilon: float) -> tuple[float, float]:
@@ -73,7 +73,7 @@ class ClosedForm(abc.ABC):
         """Return the first eps, from the estimate on, that the bound of this side proves to suffice, or to be small."""
         if not math.isfinite(estimate):
             return math.inf if side > 0 else MAX_EPSILON if self.bound(MAX_EPSILON, -1) > delta else 0.0
-        candidates = (max(estimate + side * share * (1 + estimate), 0.0) for share in _MARGINS)
+        candidates = (max(estimate + side * margin * (1 + estimate), 0.0) for margin in _MARGINS)
         if side < 0:
             return first_feasible(candidates, lambda eps: eps == 0.0 or self.bound(eps, -1) > delta)
         try:
@@ -90,7 +90,7 @@ class OneRelease(ClosedForm):
     pairs: tuple[Any, ...]
 
     @classmethod
-    def of(cls, guarantee: Any) -> OneRelease | None:
+    def from_guarantee(cls, guarantee: Any) -> OneRelease | None:
         (first, *others) = guarantee.numeric.terms
         if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
             return None
@@ -104,9 +104,9 @@ class OneRelease(ClosedForm):
         return float(lower_profile(self.pairs, eps)) if epsilon <= MAX_EPSILON else 0.0
 
     def estimate(self, delta: float) -> float:
-        return float(epsilon_of(self.pairs, np.float64(delta)))
+        return float(inverse_profile(self.pairs, np.float64(delta)))
 
-    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+    def tangent_points(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
         low, high = 0.0, min(largest_loss, MAX_EPSILON if is_flat else -math.log(alpha))
         for _ in range(_ZOOMS):
             eps = np.linspace(low, high, _ZOOM_POINTS)
@@ -115,4 +115,4 @@ class OneRelease(ClosedForm):
                 height = np.exp(-eps) * (1 - alpha - delta) if is_flat else -delta - np.exp(eps) * alpha
             best = int(height.argmax())
             low, high = float(eps[max(best - 1, 0)]), float(eps[min(best + 1, len(eps) - 1)])
-        return around((low + high) / 2)
+        return points_around((low + high) / 2)

@@ -70,10 +70,10 @@ class Direction:
 
         delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0.
         """
-        at, infinite = self.question.at, infinity_mass(self.losses)
-        xp, c = namespace(at), like(_TILTS, at)
+        argument, infinite = self.question.argument, infinity_mass(self.losses)
+        xp, c = namespace(argument), like(_TILTS, argument)
         if self.coarse is not None:
-            c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(at, MAX_TILT))[1])
+            c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(argument, MAX_TILT))[1])
         losses = self.losses if self.coarse is None else self.coarse
         log_moment = sum(term.count * term.log_moment(c) for term in losses)
         return self.question.bound(log_moment + c * xp.log(c) - (c + 1) * xp.log1p(c), c, infinite)
@@ -127,10 +127,10 @@ def _tilt_twice(
         tilted, least = tilt(reduced)
         return reduced, least, [loss[1:] for loss in tilted]
 
-    none = jax.tree.map(
-        lambda like: jnp.zeros(like.shape, like.dtype), jax.eval_shape(lambda: advance(0, (c, c, None))[2])
+    initial = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: advance(0, (c, c, None))[2])
     )
-    reduced, _, tilted = jax.lax.fori_loop(0, 2, advance, (c, c, none))
+    reduced, _, tilted = jax.lax.fori_loop(0, 2, advance, (c, c, initial))
     return [TiltedLoss(term, *fields) for term, fields in zip(losses, tilted, strict=True)], reduced
 
 
@@ -163,21 +163,21 @@ def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
     on_all_data = all(term.sampling_rate is None for term in guarantee.terms)  # Samples have densities, not nodes.
     panels = _FINE_PANELS if on_all_data and _are_at_most(4, guarantee) else PANELS
-    coarse = fine = guarantee.repeated_losses(panels, may_sample=are_few(guarantee))
+    coarse = fine = guarantee.repeated_losses(panels, may_sample=may_sample_densities(guarantee))
     if any(term.losses is not None and term.losses.width.any() for losses in fine for term in losses):
         coarse = guarantee.repeated_losses()
     return list(zip(*(map(pad_losses, directions) for directions in (fine, coarse)), strict=True))
 
 
-def are_few(guarantee: object) -> bool:
+def may_sample_densities(guarantee: object) -> bool:
     """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
     return _are_at_most(MAX_SAMPLED_RELEASES, guarantee)
 
 
-def _are_at_most(most: int, guarantee: Any) -> bool:
-    """Return whether the number of releases is known, and not larger than ``most``."""
+def _are_at_most(limit: int, guarantee: Any) -> bool:
+    """Return whether the number of releases is known, and not larger than ``limit``."""
     counts: list[Any] = [checks.concrete(term.count) for term in guarantee.terms]
-    return all(count is not None for count in counts) and sum(counts) <= most
+    return all(count is not None for count in counts) and sum(counts) <= limit
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class TiltedComposer(Composer):
     guess: RealArray  # An estimate of the eps that is given, or wanted.
 
     @classmethod
-    def of(cls, direction: Direction) -> TiltedComposer:
+    def for_direction(cls, direction: Direction) -> TiltedComposer:
         return cls(direction.bound, direction.tilt.c, direction.tilt.guess)
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from accountants.composition.base import FOR_DERIVATIVES, Composer
-from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
+from accountants.composition.direction import PANELS, Direction, may_sample_densities, pad_losses
 from accountants.composition.fft import LossesOnGrid
 from accountants.composition.gaussian import GaussianNoise
 from accountants.composition.infinite import InfiniteLosses
@@ -34,7 +34,12 @@ from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcom
 from accountants.composition.question import EpsilonAt, Question
 from accountants.composition.sampled_densities import SampledDensities
 from accountants.composition.self_composed import HasTerms, LossTuple, RepeatedLoss, check_one_mechanism
-from accountants.composition.three_point import ThreePointLosses, are_few_counts, are_three_points, may_be_three_points
+from accountants.composition.three_point import (
+    ThreePointLosses,
+    are_counts_enumerable,
+    are_three_points,
+    may_be_three_points,
+)
 from dpkernels import checks
 from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
 from dpkernels.programs import vmap_in_batches
@@ -48,61 +53,65 @@ NO_SECOND_DERIVATIVES = (
 _VMAP_BATCH = 8  # The most values that are evaluated together under vmap on a CPU.
 
 
-def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
+def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
     """Return the largest answer over the neighbour directions.
 
-    ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array.
+    The argument may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX one.
 
     Of noise that is not even, the loss of one release is that of a pair whose profile is the largest over both its
     directions. The value is then an upper bound, up to the error of the composition.
     """
-    is_plain = namespace(at, *jax.tree.leaves(guarantee)) is np
+    is_plain = namespace(argument, *jax.tree.leaves(guarantee)) is np
     guarantee = guarantee.numeric if is_plain else guarantee
-    (first, *others) = guarantee.terms
+    first, is_alone = guarantee.terms[0], len(guarantee.terms) == 1
     count = checks.concrete(first.count)
-    if not others and count is None:
-        return _evaluate_one_or_more(guarantee, quantity, floating(jnp.asarray(at)))
-    if not others and count == 1:
-        return plain(quantity.of_one_release(first.one_release(), at))
+    if is_alone and count is None:
+        return _evaluate_traced_count(guarantee, quantity, floating(jnp.asarray(argument)))
+    if is_alone and count == 1:
+        return plain(quantity.evaluate_one_release(first.one_release(), argument))
     check_one_mechanism(guarantee.terms)
     outcomes = None
-    if is_plain or others:
+    if is_plain or not is_alone:
         outcomes = enumerate_outcomes(guarantee.terms, guarantee.neighbour_directions)
     if outcomes is not None:
-        return plain(evaluate_outcomes(quantity.name, outcomes, at))
+        return plain(evaluate_outcomes(quantity.name, outcomes, argument))
     if not is_plain:
-        values = floating(jnp.asarray(at))
-        may_sample = are_few(guarantee) and values.dtype == jnp.float64
+        values = floating(jnp.asarray(argument))
+        may_sample = may_sample_densities(guarantee) and values.dtype == jnp.float64
         counts = [checks.concrete(term.count) for term in guarantee.terms]
         are_whole = all(count is not None and bool(np.all(count == np.floor(count))) for count in counts)
-        traced = _Traced(quantity, may_sample, are_few_counts(guarantee.terms), are_whole)
+        traced = _Traced(quantity, may_sample, are_counts_enumerable(guarantee.terms), are_whole)
         return _evaluate_traced(guarantee, traced, values)
-    at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
-    answers = np.full(at.shape, -1.0)
+    arguments = np.minimum(
+        np.asarray(argument, np.float64), np.finfo(np.float64).max ** 0.5
+    )  # Also for an infinite eps.
+    answers = np.full(arguments.shape, -1.0)
     with np.errstate(all="ignore"):
         for losses, coarse in guarantee.numeric_directions:
-            for index, number in np.ndenumerate(at):
+            for index, number in np.ndenumerate(arguments):
                 largest = answers[index]
-                answer = answer_of(Direction(quantity(number, largest), losses, coarse))
+                answer = answer_direction(Direction(quantity(number, largest), losses, coarse))
                 answers[index] = largest if answer <= largest or np.isnan(largest) else answer  # NaN stays.
     return plain(answers[()])
 
 
-def composer_of(direction: Direction) -> Composer:
+def select_composer(direction: Direction) -> Composer:
     """Return the first method that applies to plain numbers."""
-    return next(method.of(direction) for method in METHODS if method.applies(direction))
+    return next(method.for_direction(direction) for method in METHODS if method.applies(direction))
 
 
-def answer_of(direction: Direction) -> Any:
+def answer_direction(direction: Direction) -> Any:
     """Return the answer of one neighbour direction of plain numbers."""
-    return direction.question.answer(composer_of(direction), direction)
+    return direction.question.answer(select_composer(direction), direction)
 
 
 def rough_epsilon(guarantee: Any, delta: float) -> float:
     """Return an estimate of eps at delta of several releases from few nodes, precise to about 1e-5: for searches."""
     with np.errstate(all="ignore"):
         directions = guarantee.numeric.repeated_losses()
-        answers = [answer_of(Direction(EpsilonAt(np.asarray(delta)), pad_losses(losses))) for losses in directions]
+        answers = [
+            answer_direction(Direction(EpsilonAt(np.asarray(delta)), pad_losses(losses))) for losses in directions
+        ]
     return max(map(float, answers))
 
 
@@ -117,10 +126,10 @@ class _Traced(NamedTuple):
     is_enumerable: bool = False  # Whether the counts of any three losses are few enough to be enumerated.
     are_whole: bool = False  # Whether all counts of releases are integers.
 
-    def losses(self, guarantee: Any, at: RealArray) -> LossTuple:
-        """Return the losses of all neighbour directions, along a first axis, in a type that holds ``at``."""
+    def losses(self, guarantee: Any, argument: RealArray) -> LossTuple:
+        """Return the losses of all neighbour directions, along a first axis, in a type that holds ``argument``."""
         directions = guarantee.repeated_losses(PANELS, may_sample=self.may_sample)
-        dtype = jnp.result_type(at, *jax.tree.leaves(directions))
+        dtype = jnp.result_type(argument, *jax.tree.leaves(directions))
         stacked = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(dtype), *directions)
         return tuple(dataclasses.replace(term, is_whole=self.are_whole) for term in pad_losses(stacked))
 
@@ -130,86 +139,86 @@ class _Traced(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("traced",))
-def _evaluate_traced(guarantee: HasTerms, traced: _Traced, at: RealArray) -> Real:
-    return _value_at(traced, guarantee, at)
+def _evaluate_traced(guarantee: HasTerms, traced: _Traced, argument: RealArray) -> Real:
+    return _traced_value(traced, guarantee, argument)
 
 
 @partial(jax.jit, static_argnames=("quantity",))
-def _evaluate_one_or_more(guarantee: HasTerms, quantity: type[Question], at: jax.Array) -> Real:
+def _evaluate_traced_count(guarantee: HasTerms, quantity: type[Question], argument: jax.Array) -> Real:
     """Return the value for a traced count, which may be 1: then that of the exact profile of one release."""
     (term,) = guarantee.terms
 
     def evaluate_one(guarantee: HasTerms) -> Real:
-        return quantity.of_one_release(guarantee.terms[0].one_release(), at).astype(at.dtype)
+        return quantity.evaluate_one_release(guarantee.terms[0].one_release(), argument).astype(argument.dtype)
 
     def evaluate_more(guarantee: HasTerms) -> Real:
-        return _evaluate_traced(guarantee, _Traced(quantity), at).astype(at.dtype)
+        return _evaluate_traced(guarantee, _Traced(quantity), argument).astype(argument.dtype)
 
     return jax.lax.cond(term.count == 1, evaluate_one, evaluate_more, guarantee)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value_at(traced: _Traced, guarantee: HasTerms, at: Array) -> Real:
-    losses = traced.losses(guarantee, at)
+def _traced_value(traced: _Traced, guarantee: HasTerms, argument: Array) -> Real:
+    losses = traced.losses(guarantee, argument)
 
-    def value_at(number: Array) -> RealArray:
+    def largest_value(number: Array) -> RealArray:
         return _largest_in_batches(_VALUE, traced)(losses, None, number)[1].value
 
-    return _at_each(value_at, at, losses)
+    return _map_arguments(largest_value, argument, losses)
 
 
-@partial(_value_at.defjvp, symbolic_zeros=True)
+@partial(_traced_value.defjvp, symbolic_zeros=True)
 def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
     """Return the value, and its derivative along the tangents of the numbers that move.
 
     The derivatives are those of delta(eps), in the direction with the largest value. In few numbers they are computed
     forwards, for a smaller program than the one that JAX would transpose.
     """
-    guarantee, at = primals
+    guarantee, argument = primals
     numbers, structure = jax.tree.flatten(guarantee)
-    leaves, (*moving, at_moves) = leaves_that_move(tangents)
-    moved, others = split_moving(numbers, moving)
+    leaves, (*moving, argument_moves) = leaves_that_move(tangents)
+    moved, fixed = split_moving(numbers, moving)
     tangent = [jnp.ravel(leaf) for leaf in split_moving(leaves[:-1], moving)[0]]
 
-    def losses_of(moved: list[Array]) -> LossTuple:
-        return traced.losses(join_moving(structure, tuple(moving), moved, others), at)
+    def moved_losses(moved: list[Array]) -> LossTuple:
+        return traced.losses(join_moving(structure, tuple(moving), moved, fixed), argument)
 
     counts_move = any(term.count for term in jax.tree.unflatten(structure, moving).terms)
-    if are_few := sum(leaf.size for leaf in tangent) <= MAX_FORWARD:
-        losses, along = derivatives_forwards(losses_of, moved)
-        along = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), _decisive(along, counts_move))
+    if forwards := sum(leaf.size for leaf in tangent) <= MAX_FORWARD:
+        losses, loss_tangents = derivatives_forwards(moved_losses, moved)
+        loss_tangents = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), _decisive(loss_tangents, counts_move))
     else:
-        _, pull, losses = jax.vjp(lambda moved: (_decisive(losses := losses_of(moved)), losses), moved, has_aux=True)
-        along = None
+        _, pull, losses = jax.vjp(lambda moved: (_decisive(losses := moved_losses(moved)), losses), moved, has_aux=True)
+        loss_tangents = None
 
-    def slopes_at(number: Array) -> tuple[RealArray, RealArray, RealArray]:
-        direction, (value, by_moved, by_epsilon) = _largest_with_slopes(traced, losses, along, number)
-        if not are_few:
+    def value_and_slopes(number: Array) -> tuple[RealArray, RealArray, RealArray]:
+        direction, (value, by_moved, by_epsilon) = _largest_with_slopes(traced, losses, loss_tangents, number)
+        if not forwards:
             by_losses = jax.tree.map(
-                lambda all_of_it, by: jnp.zeros_like(all_of_it).at[direction].set(by), _decisive(losses), by_moved
+                lambda zeros, by: jnp.zeros_like(zeros).at[direction].set(by), _decisive(losses), by_moved
             )
             by_moved = jnp.concatenate([jnp.ravel(by) for by in pull(by_losses)[0]])
-        factor, by_at = traced.quantity.chain(by_epsilon)
+        factor, by_argument = traced.quantity.chain(by_epsilon)
         is_free = ~traced.quantity.is_at_end(value) & (factor != 0)
         # A NaN among the parameters, which comparisons do not detect, stays.
         unknown = sum(jnp.isnan(leaf) for leaf in (*_masses(losses), number)) > 0
         factor = jnp.where(unknown, jnp.nan, jnp.where(is_free, factor, 0.0))
-        return value, factor * jnp.where(is_free, by_moved, 0.0), factor * jnp.where(is_free, by_at, 0.0)
+        return value, factor * jnp.where(is_free, by_moved, 0.0), factor * jnp.where(is_free, by_argument, 0.0)
 
-    value, slopes, by_at = _at_each(slopes_at, at, losses)
+    value, slopes, by_argument = _map_arguments(value_and_slopes, argument, losses)
     change = (slopes * jnp.concatenate(tangent)).sum(-1) if tangent else jnp.zeros_like(value)
-    change = change + by_at * leaves[-1] if at_moves else change
+    change = change + by_argument * leaves[-1] if argument_moves else change
     return value, change.astype(value.dtype)
 
 
-def _at_each(function: Callable[[Array], PyTree], at: Array, losses: LossTuple) -> PyTree:
+def _map_arguments(function: Callable[[Array], PyTree], arguments: Array, losses: LossTuple) -> PyTree:
     """Return the results of a function for each number, in the type of the losses."""
-    at = at.astype(jnp.result_type(at, *jax.tree.leaves(losses)))
-    at = jnp.minimum(at, jnp.finfo(at.dtype).max ** 0.5)  # Also for an infinite eps.
-    if jnp.ndim(at) == 0:
-        return function(at)
-    results = jax.lax.map(function, at.ravel())
-    return jax.tree.map(lambda leaf: leaf.reshape(*at.shape, *leaf.shape[1:]), results)
+    arguments = arguments.astype(jnp.result_type(arguments, *jax.tree.leaves(losses)))
+    arguments = jnp.minimum(arguments, jnp.finfo(arguments.dtype).max ** 0.5)  # Also for an infinite eps.
+    if jnp.ndim(arguments) == 0:
+        return function(arguments)
+    results = jax.lax.map(function, arguments.ravel())
+    return jax.tree.map(lambda leaf: leaf.reshape(*arguments.shape, *leaf.shape[1:]), results)
 
 
 def _decisive(losses: LossTuple, counts_move: bool = True) -> LossTuple:
@@ -247,109 +256,121 @@ class _Computation(NamedTuple):
 
     compute: Callable[[Composer, Direction, LossTuple | None], _Answer]
     # An answer of zeros for the losses of a direction, their changes, and a number.
-    nothing: Callable[[LossTuple, LossTuple | None, Any], _Answer]
+    zero_answer: Callable[[LossTuple, LossTuple | None, Any], _Answer]
 
-    def by_first_method(
-        self, direction: Direction, along: LossTuple | None, methods: tuple[type[Composer], ...]
+    def answer_by_first_method(
+        self, direction: Direction, loss_tangents: LossTuple | None, methods: tuple[type[Composer], ...]
     ) -> _Answer:
         """Return what the first method that applies computes, also where JAX traces whether it applies."""
         method, *later = methods
         applies = not later or method.applies(direction)
         if applies is False:
-            return self.by_first_method(direction, along, tuple(later))
+            return self.answer_by_first_method(direction, loss_tangents, tuple(later))
         if applies is True:
-            return self.compute(method.of(direction), direction, along)
-        nothing = self.nothing(direction.losses, along, direction.question.at)
-        answer = _compute_if(~applies, lambda: self.by_first_method(direction, along, tuple(later)), nothing)
-        return _compute_if(applies, lambda: self.compute(method.of(direction), direction, along), answer)
+            return self.compute(method.for_direction(direction), direction, loss_tangents)
+        zero = self.zero_answer(direction.losses, loss_tangents, direction.question.argument)
+        answer = _compute_if(
+            ~applies, lambda: self.answer_by_first_method(direction, loss_tangents, tuple(later)), zero
+        )
+        return _compute_if(
+            applies, lambda: self.compute(method.for_direction(direction), direction, loss_tangents), answer
+        )
 
 
 def _value(composer: Composer, direction: Direction, _: object) -> _Answer:
     return _Answer(direction.question.answer(composer, direction))
 
 
-def _value_and_slopes(composer: Composer, direction: Direction, along: LossTuple | None) -> _Answer:
+def _value_and_slopes(composer: Composer, direction: Direction, loss_tangents: LossTuple | None) -> _Answer:
     question, losses = direction.question, direction.losses
     (prepared, infinite), pull = jax.vjp(composer.prepare, losses)
-    composed = composer.profile_of(prepared, direction)
+    composed = composer.profile(prepared, direction)
     value, evaluation = question.read(composer, composed, infinite, losses, FOR_DERIVATIVES)
 
     def slopes() -> tuple[Any, Any]:
         by_prepared, by_epsilon = composed.gradient(evaluation)
         (by_losses,) = pull((by_prepared, jnp.ones_like(infinite)))
-        counts_move = along is None or along[0].count is not None
-        return _along(_decisive(by_losses, counts_move), along), by_epsilon
+        counts_move = loss_tangents is None or loss_tangents[0].count is not None
+        return _directional_derivatives(_decisive(by_losses, counts_move), loss_tangents), by_epsilon
 
-    nothing = _zero_and_slopes(losses, along, question.at)
-    return _Answer(value, *_compute_if(~(value <= question.best), slopes, nothing[1:]))
+    zero = _zero_and_slopes(losses, loss_tangents, question.argument)
+    return _Answer(value, *_compute_if(~(value <= question.best), slopes, zero[1:]))
 
 
-def _along(by_losses: LossTuple, along: LossTuple | None) -> Any:
+def _directional_derivatives(by_losses: LossTuple, loss_tangents: LossTuple | None) -> Any:
     """Return derivatives along changes of the losses, or without these the derivatives in the losses."""
-    if along is None:
+    if loss_tangents is None:
         return by_losses
-    products = jax.tree.map(lambda by, changes: (by * changes).reshape(len(changes), -1).sum(-1), by_losses, along)
+    products = jax.tree.map(
+        lambda by, changes: (by * changes).reshape(len(changes), -1).sum(-1), by_losses, loss_tangents
+    )
     return sum(jax.tree.leaves(products))
 
 
-def _zero(_: LossTuple, __: object, at: Array) -> _Answer:
-    return _Answer(0.0 * at)
+def _zero(_: LossTuple, __: object, argument: Array) -> _Answer:
+    return _Answer(0.0 * argument)
 
 
-def _zero_and_slopes(losses: LossTuple, along: LossTuple | None, at: Array) -> _Answer:
-    numbers = jax.tree.leaves(along)
-    by_moved = jnp.zeros(len(numbers[0]), at.dtype) if numbers else jax.tree.map(jnp.zeros_like, _decisive(losses))
-    return _Answer(0.0 * at, by_moved, 0.0 * at)
+def _zero_and_slopes(losses: LossTuple, loss_tangents: LossTuple | None, argument: Array) -> _Answer:
+    numbers = jax.tree.leaves(loss_tangents)
+    by_moved = (
+        jnp.zeros(len(numbers[0]), argument.dtype) if numbers else jax.tree.map(jnp.zeros_like, _decisive(losses))
+    )
+    return _Answer(0.0 * argument, by_moved, 0.0 * argument)
 
 
 _VALUE = _Computation(_value, _zero)
 _SLOPES = _Computation(_value_and_slopes, _zero_and_slopes)
 
 
-def _compute_if(needed: Boolean, compute: Callable[[], PyTree], otherwise: object) -> PyTree:
+def _compute_if(is_needed: Boolean, compute: Callable[[], PyTree], otherwise: object) -> PyTree:
     """Return the computed value where it is needed, by a loop, as lax.cond under vmap computes both sides for all."""
-    state = needed, otherwise
-    return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
+    state = is_needed, otherwise
+    return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(is_needed), compute()), state)[1]
 
 
 def _largest(
-    computation: _Computation, traced: _Traced, directions: LossTuple, along: LossTuple | None, at: RealArray
+    computation: _Computation,
+    traced: _Traced,
+    directions: LossTuple,
+    loss_tangents: LossTuple | None,
+    argument: RealArray,
 ) -> tuple[Array, _Answer]:
     """Return (the direction with the largest value, its answer); eps is searched above that of earlier directions.
 
-    ``along`` are changes of the directions' losses, on a second axis, or None.
+    ``loss_tangents`` are changes of the directions' losses, on a second axis, or None.
     """
 
     def next_direction(best: tuple[RealArray, _Answer], numbered: PyTree) -> tuple[Any, None]:
-        number, losses, changes = numbered
+        number, losses, tangents = numbered
         largest = best[1].value
-        direction = Direction(traced.quantity(at, largest), losses)
-        answer = computation.by_first_method(direction, changes, traced.methods(losses))
+        direction = Direction(traced.quantity(argument, largest), losses)
+        answer = computation.answer_by_first_method(direction, tangents, traced.methods(losses))
         is_larger = ~(answer.value <= largest) & ~jnp.isnan(largest)  # A NaN in either stays.
         return jax.tree.map(partial(jnp.where, is_larger), (number, answer), best), None
 
     numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
-    first, first_along = jax.tree.map(lambda leaf: leaf[0], (directions, along))
-    nothing = computation.nothing(first, first_along, at)
-    none = nothing._replace(value=nothing.value - 1)
-    return jax.lax.scan(next_direction, (0 * numbers[0], none), (numbers, directions, along))[0]
+    first, first_tangents = jax.tree.map(lambda leaf: leaf[0], (directions, loss_tangents))
+    zero = computation.zero_answer(first, first_tangents, argument)
+    initial = zero._replace(value=zero.value - 1)
+    return jax.lax.scan(next_direction, (0 * numbers[0], initial), (numbers, directions, loss_tangents))[0]
 
 
 @cache
 def _largest_in_batches(computation: _Computation, traced: _Traced) -> Callable[..., tuple[Array, _Answer]]:
     """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
 
-    def together(directions: LossTuple, *_: object) -> int:
+    def batch_size(directions: LossTuple, *_: object) -> int:
         return 1 if may_be_three_points(directions) else _VMAP_BATCH
 
-    return vmap_in_batches(partial(_largest, computation, traced), together)
+    return vmap_in_batches(partial(_largest, computation, traced), batch_size)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _largest_with_slopes(
-    traced: _Traced, directions: LossTuple, along: LossTuple | None, at: Real
+    traced: _Traced, directions: LossTuple, loss_tangents: LossTuple | None, argument: Real
 ) -> tuple[Array, _Answer]:
-    return _largest_in_batches(_SLOPES, traced)(directions, along, at)
+    return _largest_in_batches(_SLOPES, traced)(directions, loss_tangents, argument)
 
 
 @_largest_with_slopes.defjvp

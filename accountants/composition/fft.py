@@ -28,8 +28,8 @@ from accountants.composition.interpolation import (
     COEFFICIENTS,
     POINTS,
     heaviest_atoms,
+    interpolate_on_grid,
     lagrange_weights,
-    share_on_grid,
     step_on_atoms,
     taylor_shift,
 )
@@ -53,23 +53,23 @@ _MAX_EPSILON_ERROR = 1e-5  # The relative error of eps from which on it is not r
 _STEP_ATOMS = 5  # The atoms beside the heaviest one that decide the step.
 
 
-class _OnGrid(NamedTuple):
+class _LossOnGrid(NamedTuple):
     """A repeated loss on the grid."""
 
     tilted: TiltedLoss  # The repeated loss, tilted.
-    shares: Any  # Its interpolation on the grid; None for Gaussian noise.
+    interpolation: Any  # Its interpolation on the grid; None for Gaussian noise.
     # The transforms of all its masses, and of the lumped ones if there may be some; for Gaussian noise the logarithm.
     spectrum: tuple[Any, ...]
     offset: float  # Its grid point.
 
     def powers(self) -> list[RealArray]:
-        count = self.tilted.part.count
+        count = self.tilted.term.count
         xp = namespace(*self.spectrum, count)
-        if self.shares is None:
+        if self.interpolation is None:
             return [xp.exp(count * row) for row in self.spectrum]
         if xp is np and count == np.floor(count):
             return [integer_power(row, int(count)) for row in self.spectrum]
-        if self.tilted.part.is_whole:
+        if self.tilted.term.is_whole:
             return list(traced_integer_power(xp.stack(self.spectrum), count))
         return [xp.where(xp.abs(row) > _MIN_TRANSFORM, xp.exp(count * _log(row)), 0.0) for row in self.spectrum]
 
@@ -78,8 +78,8 @@ class _Evaluation(NamedTuple):
     """The sums at one eps."""
 
     epsilon: Any
-    near: Any  # Weights of the smooth masses around eps, in delta and in minus its slope.
-    below: Any  # The number of the grid point below eps.
+    kink_weights: Any  # Weights of the smooth masses around eps, in delta and in minus its slope.
+    index: Any  # The index of the grid point below eps.
     sums: RealArray  # The tilted delta and minus its slope.
 
 
@@ -96,7 +96,7 @@ class ComposedPLD(ComposedProfile):
     log_scale: RealArray  # K(c).
     first: RealArray  # The number of the first grid point.
     spectrum: list[Any]  # The transforms of all masses, and of the sums of lumped ones if there may be some.
-    parts: tuple[_OnGrid, ...]  # The losses that are composed.
+    losses: tuple[_LossOnGrid, ...]  # The losses that are composed.
     # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0; JAX arrays have as many zeros before them.
     weights: RealArray
     kinks: RealArray  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
@@ -108,40 +108,44 @@ class ComposedPLD(ComposedProfile):
 
     def evaluate(self, epsilon: Real) -> tuple[Real, Real, PyTree]:
         xp = namespace(self.g, epsilon)
-        below, place = self._place(epsilon)
-        near = self._near(xp.clip(place - below, 0.0, 1.0))
-        sums = self._at_distance(below, place, self._sums_above(below)) + (
-            near * _slice(self.smooth, below - 2, len(POINTS))
+        index, position = self._position(epsilon)
+        kink_weights = self._kink_weights(xp.clip(position - index, 0.0, 1.0))
+        sums = self._at_distance(index, position, self._sums_above(index)) + (
+            kink_weights * _slice(self.smooth, index - 2, len(POINTS))
         ).sum(-1)
         possible = ~(sums[0] <= 0)  # NaN stays.
         value = xp.where(possible, sums[0], 1.0)
         log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
-        return log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, near, below, sums)
+        return (
+            log_delta,
+            xp.where(possible, -sums[1] / value, 0.0),
+            _Evaluation(epsilon, kink_weights, index, sums),
+        )
 
-    def _sums_above(self, below: RealArray) -> Any:
+    def _sums_above(self, index: RealArray) -> Any:
         """Return the sums of weighted masses above eps as if eps were a grid point; ``_at_distance`` corrects them."""
         if namespace(self.g) is np:
-            g = self.g[below + 1 :]
+            g = self.g[index + 1 :]
             return [(g * row[: len(g)]).sum() for row in self.weights]
-        return (self.g * self._weights_above(below)).sum(-1)
+        return (self.g * self._weights_above(index)).sum(-1)
 
-    def _weights_above(self, below: Real) -> Array:
+    def _weights_above(self, index: Real) -> Array:
         weights = self.weights
-        return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - below, SIZE)
+        return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - index, SIZE)
 
-    def _at_distance(self, below: RealArray, place: RealArray, weights: Any) -> RealArray:
+    def _at_distance(self, index: RealArray, position: RealArray, weights: Any) -> RealArray:
         """Return the weights, or sums by them, for the true distance from eps to the first grid point above it."""
-        xp, (delta, slope) = namespace(place, weights), weights
-        x = xp.maximum((below + 1 - place) * self.step, 0.0)
-        fall = xp.where(place <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
+        xp, (delta, slope) = namespace(position, weights), weights
+        x = xp.maximum((index + 1 - position) * self.step, 0.0)
+        fall = xp.where(position <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
         return xp.stack([fall * (delta - xp.expm1(-x) * slope), fall * xp.exp(-x) * slope])
 
-    def _place(self, epsilon: Real) -> tuple[RealArray, RealArray]:
+    def _position(self, epsilon: Real) -> tuple[RealArray, RealArray]:
         xp = namespace(self.g, epsilon)
-        place = (epsilon - self.start) / self.step
-        return xp.clip(xp.floor(place), 2, SIZE - 4).astype(int), place
+        position = (epsilon - self.start) / self.step
+        return xp.clip(xp.floor(position), 2, SIZE - 4).astype(int), position
 
-    def _near(self, s: RealArray) -> RealArray:
+    def _kink_weights(self, s: RealArray) -> RealArray:
         """Return the weights of the smooth masses around eps in the corrections of delta and of minus its slope."""
         xp = namespace(self.g, s)
         # Each row, and its derivative in s, by one product.
@@ -150,8 +154,8 @@ class ComposedPLD(ComposedProfile):
         shift, shift_slope = taylor_shift(s)
         changes = xp.stack([0 * taylors[0], taylors[0]])[..., None] * shift_slope
         kinks, slopes = (taylors[..., None] * shift + changes).sum(1)
-        both = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
-        return (both[..., None] * like(COEFFICIENTS, self.g)).sum(1)
+        rows = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
+        return (rows[..., None] * like(COEFFICIENTS, self.g)).sum(1)
 
     def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
@@ -168,18 +172,18 @@ class ComposedPLD(ComposedProfile):
         xp = namespace(self.g)
         value, slope = evaluation.sums
         scale = xp.exp(self.log_scale - self.tilt * evaluation.epsilon)
-        below, place = self._place(evaluation.epsilon)
-        weights = self._at_distance(below, place, self._weights_above(below))
-        spread = _placed(evaluation.near, below - 2, weights.shape[-1])
+        index, position = self._position(evaluation.epsilon)
+        weights = self._at_distance(index, position, self._weights_above(index))
+        spread = _embedded(evaluation.kink_weights, index - 2, weights.shape[-1])
         # Weights of all masses, and of lumped masses, if there may be some, without the weights of the smooth masses.
         weights = xp.stack([weights + spread, -spread][: len(self.spectrum)], 1)
         weights = xp.fft.rfft(xp.roll(weights, self.first.astype(int), -1))
         derivatives = []
-        for on_grid in self.parts:
-            term = on_grid.tilted.part
-            if on_grid.shares is None:
-                shares = lagrange_weights(xp.clip(place - below, 0.0, 1.0)[None])[:, 0]
-                density = _slice(self.smooth, below - 2, len(POINTS)) @ shares / self.step
+        for on_grid in self.losses:
+            term = on_grid.tilted.term
+            if on_grid.interpolation is None:
+                weights_at_epsilon = lagrange_weights(xp.clip(position - index, 0.0, 1.0)[None])[:, 0]
+                density = _slice(self.smooth, index - 2, len(POINTS)) @ weights_at_epsilon / self.step
                 by_mu, by_count = scale * term.count * term.mu * density, scale * term.mu**2 / 2 * density
                 derivatives.append(replace(term, mu=by_mu, count=by_count))
                 continue
@@ -189,21 +193,25 @@ class ComposedPLD(ComposedProfile):
             by_power = terms[:, :-1].sum() + terms[:, -1].sum()
             by_count = on_grid.tilted.log_scale * value + on_grid.offset * (slope - self.tilt * value) + by_power
             possible = xp.abs(spectrum) > _MIN_TRANSFORM
-            without = xp.where(possible, power / xp.where(possible, spectrum, 1.0), 0.0)
-            by_mass = xp.conj(without) * weights
+            power_without_factor = xp.where(possible, power / xp.where(possible, spectrum, 1.0), 0.0)
+            by_mass = xp.conj(power_without_factor) * weights
             by_mass = xp.fft.irfft(xp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
             losses = self._by_losses(on_grid, by_mass, scale * term.count)
             derivatives.append(replace(term, losses=losses, mu=0.0 * term.mu, count=scale * by_count))
         return tuple(derivatives), -scale * slope
 
-    def _by_losses(self, on_grid: _OnGrid, by_mass: RealArray, scale: RealArray) -> PrivacyLossDistribution:
+    def _by_losses(self, on_grid: _LossOnGrid, by_mass: RealArray, scale: RealArray) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         xp = namespace(by_mass)
-        shares, p = on_grid.shares, cast(PrivacyLossDistribution, on_grid.tilted.part.losses).p
+        interpolation, p = on_grid.interpolation, cast(PrivacyLossDistribution, on_grid.tilted.term.losses).p
         at_atoms = by_mass[1] if len(by_mass) > 2 else xp.zeros_like(by_mass[0])
-        inner, by_step = shares.interpolate(by_mass[0], at_atoms)
-        by_loss = xp.where(shares.on_grid, by_mass[-1][shares.below % SIZE], self.tilt * inner + by_step / self.step)
-        mass, has_mass = scale * shares.mass, shares.mass > 0
+        inner, by_step = interpolation.interpolate(by_mass[0], at_atoms)
+        by_loss = xp.where(
+            interpolation.on_grid,
+            by_mass[-1][interpolation.index_below % SIZE],
+            self.tilt * inner + by_step / self.step,
+        )
+        mass, has_mass = scale * interpolation.mass, interpolation.mass > 0
         by_p = xp.where(has_mass, mass / xp.where(has_mass, p, 1.0) * inner, 0.0)
         return PrivacyLossDistribution(by_p, 0.0 * p, mass * by_loss, 0.0 * p)
 
@@ -280,7 +288,7 @@ def _slice(values: Any, start: Any, size: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(values, start, size, -1)
 
 
-def _placed(values: RealArray, start: RealArray, size: int) -> RealArray:
+def _embedded(values: RealArray, start: RealArray, size: int) -> RealArray:
     """Return zeros along the last axis with the values from ``start`` on."""
     xp = namespace(values)
     zeros = xp.zeros((*values.shape[:-1], size), values.dtype)
@@ -298,24 +306,26 @@ class Grid(NamedTuple):
     low: np.ndarray
 
 
-def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
+def compose(tilted: Sequence[TiltedLoss], c: Any, grid: Grid) -> ComposedPLD:
     """Return the distribution of the sum of all losses; the tilt c and the grid affect the precision only."""
-    xp, step = namespace(c), points.step
+    xp, step = namespace(c), grid.step
     terms = []
     start = log_scale = 0.0 * c
-    for tilted_loss, offset in zip(tilted, points.offsets, strict=True):
-        term = tilted_loss.part
+    for tilted_loss, offset in zip(tilted, grid.offsets, strict=True):
+        term = tilted_loss.term
         start, log_scale = start + term.count * offset, log_scale + term.count * tilted_loss.log_scale
         if term.losses is None:
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
             log_spectrum = -((frequency * term.mu / step) ** 2) / 2
             # No mass is lumped: the second transform is 0.
-            shares, spectrum = None, (log_spectrum,) if xp is np else (log_spectrum, log_spectrum - np.inf)
+            interpolation, spectrum = None, (log_spectrum,) if xp is np else (log_spectrum, log_spectrum - np.inf)
         else:
-            shares = share_on_grid(term.losses, tilted_loss.mass, offset, step, SIZE, _count_of_atoms(term.count))
-            spectrum = tuple(map(xp.fft.rfft, shares.masses(SIZE)))
-        terms.append(_OnGrid(tilted_loss, shares, spectrum, offset))
-    first = xp.floor((points.low - start) / step)
+            interpolation = interpolate_on_grid(
+                term.losses, tilted_loss.mass, offset, step, SIZE, _count_of_atoms(term.count)
+            )
+            spectrum = tuple(map(xp.fft.rfft, interpolation.masses(SIZE)))
+        terms.append(_LossOnGrid(tilted_loss, interpolation, spectrum, offset))
+    first = xp.floor((grid.low - start) / step)
     # Sums are lumped if all of their parts are.
     spectra = [math.prod(rows) for rows in zip(*(on_grid.powers() for on_grid in terms), strict=False)]
     g, *lumped = (xp.roll(xp.fft.irfft(row, SIZE), -first.astype(int)) for row in spectra)
@@ -324,38 +334,38 @@ def compose(tilted: Sequence[TiltedLoss], c: Any, points: Grid) -> ComposedPLD:
     return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _kinks(c, step))
 
 
-def grid_of(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
+def choose_grid(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The
     window is computed from ``coarse``, the same losses with fewer nodes.
     """
     xp = namespace(c)
-    mean = sum(loss.part.count * loss.mean for loss in tilted)
-    down, up = without_derivative(_reach(tilted, c, coarse))
-    none = xp.zeros(_STEP_ATOMS, c.dtype)
+    mean = sum(loss.term.count * loss.mean for loss in tilted)
+    lower_reach, upper_reach = without_derivative(_reach(tilted, c, coarse))
+    zeros = xp.zeros(_STEP_ATOMS, c.dtype)
     atoms = [
-        (0 * c, none, none) if loss.part.losses is None else heaviest_atoms(loss.part.losses, loss.mass, _STEP_ATOMS)
+        (0 * c, zeros, zeros) if loss.term.losses is None else heaviest_atoms(loss.term.losses, loss.mass, _STEP_ATOMS)
         for loss in tilted
     ]
-    counts = [_count_of_atoms(loss.part.count) for loss in tilted]
+    counts = [_count_of_atoms(loss.term.count) for loss in tilted]
     if len(tilted) == 1:
         (_, distances, masses), (count,) = atoms[0], counts
     else:
-        weights = xp.stack([loss.part.count * masses[0] for loss, (_, _, masses) in zip(tilted, atoms, strict=True)])
+        weights = xp.stack([loss.term.count * masses[0] for loss, (_, _, masses) in zip(tilted, atoms, strict=True)])
         decisive = weights.argmax()
         _, distances, masses = (xp.stack(column)[decisive] for column in zip(*atoms, strict=True))
         count = xp.stack([0 * c + count for count in counts])[decisive]
     # If there is only one loss, the window has no width.
-    least = least_step([loss for loss in tilted if loss.part.source is None], c)
+    least = least_step([loss for loss in tilted if loss.term.source is None], c)
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
-    least = xp.maximum((down + up) / (SIZE - 16), least)
+    least = xp.maximum((lower_reach + upper_reach) / (SIZE - 16), least)
     step = step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
-        loss.mean if loss.part.losses is None else heaviest + step * xp.round((loss.mean - heaviest) / step)
+        loss.mean if loss.term.losses is None else heaviest + step * xp.round((loss.mean - heaviest) / step)
         for loss, (heaviest, _, _) in zip(tilted, atoms, strict=True)
     ]
-    return Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
+    return Grid(step, offsets, without_derivative(mean - lower_reach - (SIZE * step - lower_reach - upper_reach) / 2))
 
 
 def _count_of_atoms(count: Real) -> RealArray:
@@ -366,16 +376,18 @@ def _count_of_atoms(count: Real) -> RealArray:
 def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> RealArray:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
-    variance = sum(loss.part.count * loss.variance for loss in tilted)
+    variance = sum(loss.term.count * loss.variance for loss in tilted)
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
     slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_TILT_SHARES, c) * c])
-    both = xp.stack([-slopes, slopes])
-    bounds = most = 0.0
+    signed_slopes = xp.stack([-slopes, slopes])
+    bounds = largest = 0.0
     for loss, coarse_term in zip(tilted, coarse, strict=True):
-        term, mean = loss.part, loss.mean
-        bounds = bounds + term.count * (coarse_term.log_moment(c + both) - loss.log_scale - both * mean)
-        most = most + term.count * xp.stack([term.largest_loss(-1) + mean, term.largest_loss(1) - mean])
-    return xp.minimum(((bounds + _NEGLIGIBLE_LOG) / slopes).min(-1), most)
+        term, mean = loss.term, loss.mean
+        bounds = bounds + term.count * (
+            coarse_term.log_moment(c + signed_slopes) - loss.log_scale - signed_slopes * mean
+        )
+        largest = largest + term.count * xp.stack([term.largest_loss(-1) + mean, term.largest_loss(1) - mean])
+    return xp.minimum(((bounds + _NEGLIGIBLE_LOG) / slopes).min(-1), largest)
 
 
 @pytree
@@ -387,10 +399,10 @@ class LossesOnGrid(TiltedComposer):
     def applies(cls, direction: Direction) -> bool:
         return True
 
-    def profile_of(self, prepared: LossTuple, direction: Direction) -> ComposedProfile:
+    def profile(self, prepared: LossTuple, direction: Direction) -> ComposedProfile:
         tilted, tilt = tilt_losses(prepared, self.tilt)
-        return compose(tilted, tilt, grid_of(tilted, tilt, direction.tilt.losses))
+        return compose(tilted, tilt, choose_grid(tilted, tilt, direction.tilt.losses))
 
     def compose(self, direction: Direction) -> tuple[ComposedProfile, Real]:
         capped, infinite = direction.capped
-        return self.profile_of(capped, direction), infinite
+        return self.profile(capped, direction), infinite

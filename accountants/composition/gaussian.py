@@ -22,7 +22,7 @@ from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.closed_form import ClosedForm
 from accountants.composition.direction import Direction
 from accountants.composition.self_composed import LossTuple
-from accountants.composition.trade_off import around
+from accountants.composition.trade_off import points_around
 from accountants.loss_intervals import UNIT
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.proven import proven
@@ -50,7 +50,7 @@ class GaussianProfile(ComposedProfile):
     mu: Real  # Sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
 
     @classmethod
-    def of(cls, losses: LossTuple) -> GaussianProfile:
+    def from_losses(cls, losses: LossTuple) -> GaussianProfile:
         total = sum(term.count * term.mu**2 for term in losses)
         return cls(losses, namespace(total).sqrt(total))
 
@@ -114,20 +114,20 @@ class GaussianNoise(Composer):
         return all(term.losses is None for term in direction.losses)
 
     @classmethod
-    def of(cls, direction: Direction) -> GaussianNoise:
+    def for_direction(cls, direction: Direction) -> GaussianNoise:
         return cls()
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         return losses, namespace(losses[0].mu).zeros_like(losses[0].mu)
 
-    def profile_of(self, prepared: LossTuple, direction: Direction) -> GaussianProfile:
-        return GaussianProfile.of(prepared)
+    def profile(self, prepared: LossTuple, direction: Direction) -> GaussianProfile:
+        return GaussianProfile.from_losses(prepared)
 
     def initial_guess(self, composed: Any, log_delta: Real) -> Real:
         return composed.guess(log_delta)
 
-    def rounding(self, losses: LossTuple, like: Real) -> Real:
-        return 0.0 * like
+    def rounding(self, losses: LossTuple, number: Real) -> Real:
+        return 0.0 * number
 
 
 @proven("sums#closed-forms")
@@ -139,20 +139,20 @@ class GaussianReleases(ClosedForm):
     at most |x| + 2 for each unit of x.
     """
 
-    form: GaussianProfile
+    profile: GaussianProfile
 
     @classmethod
-    def of(cls, guarantee: Any) -> GaussianReleases | None:
+    def from_guarantee(cls, guarantee: Any) -> GaussianReleases | None:
         if not all(term.is_gaussian for term in guarantee.numeric.terms):
             return None
         (losses,) = guarantee.numeric.repeated_losses()
-        return cls(GaussianProfile.of(losses))
+        return cls(GaussianProfile.from_losses(losses))
 
     def bound(self, epsilon: float, side: int) -> float:
-        mu = float(self.form.mu)
+        mu = float(self.profile.mu)
         x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
         with np.errstate(all="ignore"):
-            log_delta = float(self.form.evaluate(np.float64(epsilon))[0])
+            log_delta = float(self.profile.evaluate(np.float64(epsilon))[0])
         units = float(log_delta_units(log_delta, x, y))
         if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
             return 0.0 if side < 0 else _MIN_FLOAT if x > 1e6 else 1.0
@@ -162,9 +162,9 @@ class GaussianReleases(ClosedForm):
     def estimate(self, delta: float) -> float:
         log_delta, zero = np.float64(math.log(delta)), np.float64(0.0)
         with np.errstate(all="ignore"):
-            guess = self.form.guess(log_delta)
-            return float(self.form.solve(log_delta, guess, zero, zero, FOR_VALUES)[0])
+            guess = self.profile.guess(log_delta)
+            return float(self.profile.solve(log_delta, guess, zero, zero, FOR_VALUES)[0])
 
-    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
-        mu, quantile = float(self.form.mu), float(ndtri(np.float64(alpha)))
-        return around(mu * (mu / 2 + quantile if is_flat else -quantile - mu / 2))
+    def tangent_points(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+        mu, quantile = float(self.profile.mu), float(ndtri(np.float64(alpha)))
+        return points_around(mu * (mu / 2 + quantile if is_flat else -quantile - mu / 2))

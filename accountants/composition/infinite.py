@@ -41,17 +41,17 @@ class InfiniteLosses(Composer):
 
     @classmethod
     def applies(cls, direction: Direction) -> Boolean:
-        if namespace(direction.question.at) is not np:
+        if namespace(direction.question.argument) is not np:
             return False
         largest_sum = sum(term.count * term.largest_loss(1) for term in direction.losses)
         return largest_sum <= direction.question.least_epsilon
 
     @classmethod
-    def of(cls, direction: Direction) -> InfiniteLosses:
+    def for_direction(cls, direction: Direction) -> InfiniteLosses:
         return cls(direction.question.least_epsilon)
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         return capped_losses(losses, self.bound)
 
-    def profile_of(self, prepared: LossTuple, direction: Direction) -> EmptyProfile:
+    def profile(self, prepared: LossTuple, direction: Direction) -> EmptyProfile:
         return EmptyProfile(prepared)

@@ -53,47 +53,49 @@ class GridInterpolation:
     # Whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on a scale
     # that no grid resolves.
     lumped: Any
-    below: Any  # The number of the grid point below each outcome.
-    above: Any  # The distance from it, in steps.
+    index_below: Any  # The index of the grid point below each outcome.
+    fraction: Any  # The distance from it, in steps.
 
     def masses(self, size: int) -> list[RealArray]:
         """Return all tilted masses on the grid, and those of lumped outcomes if there may be some."""
         xp = namespace(self.mass)
         if xp is not np:
-            index, weights = xp.mod(self.below + POINTS[:, None], size), lagrange_weights(self.above)
+            index, weights = xp.mod(self.index_below + POINTS[:, None], size), lagrange_weights(self.fraction)
             return add_at(size, index, self.mass * weights, xp.where(self.lumped, self.mass, 0.0) * weights)
         heavy = ~(self.mass < min(_NEGLIGIBLE_MASS, self.mass.max()))
         lumped = heavy & self.lumped
         rows = [heavy, lumped] if lumped.any() else [heavy]
-        return [_spread(size, self.mass[entries], self.below[entries], self.above[entries]) for entries in rows]
+        return [
+            _spread(size, self.mass[entries], self.index_below[entries], self.fraction[entries]) for entries in rows
+        ]
 
     def interpolate(self, grid: RealArray, at_atoms: RealArray) -> tuple[Array, Array]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
         xp = namespace(grid)
-        index = xp.mod(self.below + POINTS[:, None], len(grid))
-        around = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), index]
-        value, slope = (lagrange_weights(self.above, rows) * around for rows in (COEFFICIENTS, _DERIVATIVE))
+        index = xp.mod(self.index_below + POINTS[:, None], len(grid))
+        grid_values = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), index]
+        value, slope = (lagrange_weights(self.fraction, rows) * grid_values for rows in (COEFFICIENTS, _DERIVATIVE))
         return value.sum(0), slope.sum(0)
 
 
-def _spread(size: int, mass: np.ndarray, below: np.ndarray, above: np.ndarray) -> np.ndarray:
+def _spread(size: int, mass: np.ndarray, index: np.ndarray, fraction: np.ndarray) -> np.ndarray:
     """Return the masses on the grid of plain numbers, by sums of mass times powers of the distances."""
     # The losses of one of many releases are next to each other on the grid.
-    low = below.min()
-    width = min(int(below.max() - low) + 1, size)
-    below, sums = (below - low) % size, []
+    low = index.min()
+    width = min(int(index.max() - low) + 1, size)
+    index, sums = (index - low) % size, []
     for _ in POINTS:
-        sums.append(np.bincount(below, mass, width))
-        mass = mass * above
-    point = np.mod(low + POINTS[:, None] + np.arange(width), size)
-    return np.bincount(point.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
+        sums.append(np.bincount(index, mass, width))
+        mass = mass * fraction
+    position = np.mod(low + POINTS[:, None] + np.arange(width), size)
+    return np.bincount(position.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
 
 
-def lagrange_weights(above: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
+def lagrange_weights(fraction: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
     """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
-    for row in like(coefficients, above)[::-1]:
-        value = value * above + row[:, None]
+    for row in like(coefficients, fraction)[::-1]:
+        value = value * fraction + row[:, None]
     return value
 
 
@@ -103,27 +105,27 @@ def taylor_shift(s: RealArray) -> tuple[RealArray, RealArray]:
     return power(s, _UPPER) * like(_SHIFT, s), power(s, np.maximum(_UPPER - 1, 0)) * like(_UPPER * _SHIFT, s)
 
 
-def share_on_grid(
+def interpolate_on_grid(
     nodes: PrivacyLossDistribution, mass: RealArray, offset: Real, step: Real, size: int, count: Real = 1
 ) -> GridInterpolation:
     """Return masses on grid points offset + k step, entry k modulo ``size``; atoms near the grid are lumped."""
     loss = nodes.finite[1]
     xp = namespace(loss, step)
-    place = (loss - offset) / step
-    nearest = xp.round(place)
-    is_atom, beside = (nodes.width == 0) & (mass > 0), xp.abs(place - nearest)
-    on_grid = is_atom & (beside <= xp.finfo(place.dtype).eps ** 0.45)
-    point = xp.mod(nearest.astype(int), size)
-    is_near = on_grid | (is_atom & (count * beside <= _MAX_GRID_DISTANCE))
-    (lumps,) = add_at(size, point, is_near.astype(mass.dtype))
-    lumped = (mass * step > _CROWDED_SHARE * nodes.width) & (lumps > 0)[point]
-    below = xp.where(on_grid, nearest, xp.floor(place))
-    above = xp.where(on_grid, 0.0, place - below)
-    return GridInterpolation(mass, on_grid, lumped, below.astype(int), above)
+    position = (loss - offset) / step
+    nearest = xp.round(position)
+    is_atom, distance = (nodes.width == 0) & (mass > 0), xp.abs(position - nearest)
+    on_grid = is_atom & (distance <= xp.finfo(position.dtype).eps ** 0.45)
+    index = xp.mod(nearest.astype(int), size)
+    is_lumped_atom = on_grid | (is_atom & (count * distance <= _MAX_GRID_DISTANCE))
+    (lumps,) = add_at(size, index, is_lumped_atom.astype(mass.dtype))
+    lumped = (mass * step > _CROWDED_SHARE * nodes.width) & (lumps > 0)[index]
+    index_below = xp.where(on_grid, nearest, xp.floor(position))
+    fraction = xp.where(on_grid, 0.0, position - index_below)
+    return GridInterpolation(mass, on_grid, lumped, index_below.astype(int), fraction)
 
 
 def heaviest_atoms(
-    nodes: PrivacyLossDistribution, mass: RealArray, others: int = 1
+    nodes: PrivacyLossDistribution, mass: RealArray, count: int = 1
 ) -> tuple[RealArray, RealArray, RealArray]:
     """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and their masses."""
     loss, is_atom = nodes.finite[1], nodes.width == 0
@@ -132,18 +134,18 @@ def heaviest_atoms(
         mass, loss, is_atom = mass[is_atom], loss[is_atom], is_atom[is_atom]
     mass = xp.where(is_atom, mass, 0.0)
     heaviest = latest = loss[mass.argmax()]
-    same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
+    tolerance = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
 
     def advance(state: tuple[RealArray, RealArray], _: object) -> tuple[Any, Any]:
         mass, latest = state
-        mass = xp.where(xp.abs(loss - latest) > same, mass, 0.0)
+        mass = xp.where(xp.abs(loss - latest) > tolerance, mass, 0.0)
         latest = loss[mass.argmax()]
         return (mass, latest), (latest - heaviest, mass.max())
 
-    if xp is not np and others > 1:
-        return heaviest, *jax.lax.scan(advance, (mass, latest), length=others)[1]
+    if xp is not np and count > 1:
+        return heaviest, *jax.lax.scan(advance, (mass, latest), length=count)[1]
     state, next_atoms = (mass, latest), []
-    for _ in range(others):
+    for _ in range(count):
         state, atom = advance(state, None)
         next_atoms.append(atom)
     return heaviest, *(xp.stack(column) for column in zip(*next_atoms, strict=True))
@@ -158,38 +160,40 @@ def step_on_atoms(least: Real, distances: RealArray, masses: RealArray, count: R
     """
     xp = namespace(least, distances)
     least, gap = without_derivative(least), xp.abs(distances[0])
-    many = without_derivative(gap) / least
-    most = 2 * xp.floor(many / 2)
-    divisors = xp.maximum(most - 2 * like(np.arange(_STEP_CHOICES), most), 2.0)
-    places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * divisors
+    steps_in_gap = without_derivative(gap) / least
+    largest_divisor = 2 * xp.floor(steps_in_gap / 2)
+    divisors = xp.maximum(largest_divisor - 2 * like(np.arange(_STEP_CHOICES), largest_divisor), 2.0)
+    positions = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * divisors
     # Where even the sums of these atoms are not near the grid, other steps are no better.
-    beside = (masses[1:, None] * xp.minimum(count * xp.abs(places - xp.round(places)), _MAX_GRID_DISTANCE)).sum(0)
-    beside = xp.where(divisors < 0.8 * most, np.inf, xp.maximum(beside, _NEGLIGIBLE_OFFSET))
-    divisors = xp.where(many >= 2, divisors[beside.argmin()], 1.0)
-    return xp.where(many >= 1, gap / divisors, least)
+    misfit = (masses[1:, None] * xp.minimum(count * xp.abs(positions - xp.round(positions)), _MAX_GRID_DISTANCE)).sum(0)
+    misfit = xp.where(divisors < 0.8 * largest_divisor, np.inf, xp.maximum(misfit, _NEGLIGIBLE_OFFSET))
+    divisors = xp.where(steps_in_gap >= 2, divisors[misfit.argmin()], 1.0)
+    return xp.where(steps_in_gap >= 1, gap / divisors, least)
 
 
-def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+def pointwise_maximum(distributions: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return outcomes whose profile is at least the maximum of several, and above by about the square of a step."""
-    if len(several) == 1:
-        return several[0]
-    joint = join(several)
+    if len(distributions) == 1:
+        return distributions[0]
+    joint = join(distributions)
     xp = namespace(joint.loss)
     loss = joint.finite[1]
-    lowest, (heaviest, *others) = loss.min(), heaviest_atoms(joint, xp.where(xp.isinf(joint.loss), 0.0, joint.p))
+    lowest, (heaviest, *next_atoms) = loss.min(), heaviest_atoms(joint, xp.where(xp.isinf(joint.loss), 0.0, joint.p))
     # If there is only one loss, the grid has no width.
     least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
-    step = step_on_atoms(least, *others)
+    step = step_on_atoms(least, *next_atoms)
     offset = heaviest - step * without_derivative(xp.floor((heaviest - lowest) / step) + 1)
-    masses = [_connect_dots(one, offset, step)[::-1] for one in several]
-    first, *further = (profile_on_grid(mass, step) for mass in masses)
+    masses = [_connect_dots(distribution, offset, step)[::-1] for distribution in distributions]
+    first, *further_profiles = (profile_on_grid(mass, step) for mass in masses)
     profile = first
-    for other_profile in further:
-        profile = xp.where(other_profile > profile * (1 + _PROFILE_RTOL), other_profile, profile)
+    for candidate in further_profiles:
+        profile = xp.where(candidate > profile * (1 + _PROFILE_RTOL), candidate, profile)
     p = xp.maximum(masses[0] + masses_of_profile(profile - first, step), 0.0)[::-1]
     grid = offset + step * like(np.arange(_SIZE), step)
     width = xp.where(p > _ATOM_RATIO * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
-    infinite = xp.stack([xp.where(one.loss == np.inf, one.p, 0.0).sum() for one in several]).max(keepdims=True)
+    infinite = xp.stack(
+        [xp.where(distribution.loss == np.inf, distribution.p, 0.0).sum() for distribution in distributions]
+    ).max(keepdims=True)
     finite = PrivacyLossDistribution(p, p * xp.exp(-grid), grid, width)
     return join([finite, PrivacyLossDistribution(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])
 
@@ -199,11 +203,11 @@ def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: RealArray)
     loss = nodes.finite[1]
     xp = namespace(loss, step)
     mass = xp.where(xp.isinf(nodes.loss), 0.0, nodes.p)
-    place = (loss - offset) / step
-    below = without_derivative(xp.floor(place + xp.finfo(place.dtype).eps ** 0.45))
-    up = mass * xp.expm1((below - place) * step) / xp.expm1(-step)
-    index = xp.clip(below, 0, _SIZE - 2).astype(int)
-    return add_at(_SIZE, index, mass - up)[0] + add_at(_SIZE, index + 1, up)[0]
+    position = (loss - offset) / step
+    floor = without_derivative(xp.floor(position + xp.finfo(position.dtype).eps ** 0.45))
+    upper_mass = mass * xp.expm1((floor - position) * step) / xp.expm1(-step)
+    index = xp.clip(floor, 0, _SIZE - 2).astype(int)
+    return add_at(_SIZE, index, mass - upper_mass)[0] + add_at(_SIZE, index + 1, upper_mass)[0]
 
 
 def profile_on_grid(masses: RealArray, step: Real) -> RealArray:

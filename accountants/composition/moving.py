@@ -28,10 +28,10 @@ def split_moving(leaves: Sequence[PyTree], moving: Sequence[bool]) -> tuple[list
 
 
 def join_moving(
-    structure: object, moving: tuple[bool, ...], moved: Sequence[PyTree], others: Sequence[PyTree]
+    structure: object, moving: tuple[bool, ...], moved: Sequence[PyTree], fixed: Sequence[PyTree]
 ) -> PyTree:
     """Return the pytree of these leaves, as ``split_moving`` gives them."""
-    sources = {True: iter(moved), False: iter(others)}
+    sources = {True: iter(moved), False: iter(fixed)}
     return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
 
 
@@ -48,5 +48,5 @@ def derivatives_forwards(function: Callable[[list[Array]], PyTree], moved: list[
     if len(flat) == 1:  # Without vmap the program is smaller.
         value, slopes = jax.jvp(restored, (flat,), (jnp.ones_like(flat),))
         return value, jax.tree.map(lambda slope: slope[None], slopes)
-    value, along = jax.linearize(restored, flat)
-    return value, jax.vmap(along)(jnp.eye(len(flat), dtype=flat.dtype))
+    value, push_forward = jax.linearize(restored, flat)
+    return value, jax.vmap(push_forward)(jnp.eye(len(flat), dtype=flat.dtype))

@@ -14,7 +14,7 @@ import numpy as np
 from accountants.closed_forms.pure import log_ways
 from accountants.composition.closed_form import ClosedForm
 from accountants.composition.self_composed import RepeatedReleases
-from accountants.composition.trade_off import around, searched_place
+from accountants.composition.trade_off import points_around, tangent_epsilon
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.replaced import replaced_atoms
@@ -57,8 +57,8 @@ class JointOutcomes(NamedTuple):
     def delta(self, epsilon: Real) -> Any:
         xp = namespace(self.log_p, self.log_q, epsilon)
         loss, is_unknown = self._loss()
-        beyond = xp.minimum(xp.minimum(epsilon, xp.finfo(self.log_p.dtype).max) - loss, 0.0)  # Also for infinite eps.
-        total = (xp.exp(self.log_p) * -xp.expm1(beyond)).sum()
+        exponent = xp.minimum(xp.minimum(epsilon, xp.finfo(self.log_p.dtype).max) - loss, 0.0)  # Also for infinite eps.
+        total = (xp.exp(self.log_p) * -xp.expm1(exponent)).sum()
         return xp.where(is_unknown, np.nan, total - without_derivative(xp.maximum(total - 1.0, 0.0)))
 
     def epsilon(self, delta: Real) -> RealArray:
@@ -71,14 +71,14 @@ class JointOutcomes(NamedTuple):
         loss, is_unknown = self._loss()
         order = xp.argsort(without_derivative(-loss))
         p, loss, log_q = xp.exp(self.log_p[order]), loss[order], without_derivative(self.log_q[order])
-        above = np.logaddexp.accumulate(log_q) if xp is np else jax.lax.cumlogsumexp(log_q)
+        log_tail_q = np.logaddexp.accumulate(log_q) if xp is np else jax.lax.cumlogsumexp(log_q)
         finite, P = xp.isfinite(loss), xp.cumsum(p)
-        exponents = xp.where(finite, xp.where(finite, loss, 0.0) + xp.where(finite, above, 0.0), -np.inf)
+        exponents = xp.where(finite, xp.where(finite, loss, 0.0) + xp.where(finite, log_tail_q, 0.0), -np.inf)
         lower = without_derivative(P - xp.exp(exponents))
         last = xp.maximum((lower <= delta).sum() - 1, 0)
         least = without_derivative(xp.where(finite[last], loss[last], 0.0))
-        larger = np.arange(len(p)) <= last
-        R = xp.where(larger, p * xp.exp(xp.where(larger, least - loss, 0.0)), 0.0).sum()
+        is_above = np.arange(len(p)) <= last
+        R = xp.where(is_above, p * xp.exp(xp.where(is_above, least - loss, 0.0)), 0.0).sum()
         has_root = (delta < P[last]) & (R > 0) & (self.delta(xp.zeros_like(delta)) > delta)
         eps = xp.where(
             has_root, least + xp.log(xp.where(has_root, P[last] - delta, 1.0)) - xp.log(xp.where(has_root, R, 1.0)), 0.0
@@ -109,7 +109,8 @@ def enumerate_outcomes(releases: tuple[RepeatedReleases, ...], mirrors: tuple[bo
             masses = mirrored if mirror else forward
             outer = namespace(*masses, *joint).add.outer
             joint = [
-                outer(sofar, _log_repeated(mass, count)).ravel() for sofar, mass in zip(joint, masses, strict=True)
+                outer(probabilities, _log_repeated(mass, count)).ravel()
+                for probabilities, mass in zip(joint, masses, strict=True)
             ]
         directions.append(JointOutcomes(*joint))
     return directions
@@ -125,8 +126,8 @@ def _tables(term: RepeatedReleases) -> tuple[tuple[RealArray, RealArray], tuple[
 
     A bound of a pair has masses of its own in each direction.
     """
-    (pair, *others), rate = term.pairs, term.sampling_rate
-    if others:
+    (pair, *further_pairs), rate = term.pairs, term.sampling_rate
+    if further_pairs:
         return None
     if not isinstance(pair, Atoms):
         if isinstance(pair, AdditivePair) or namespace(*jax.tree.leaves(term)) is not np:
@@ -163,16 +164,16 @@ def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
     if outcomes == 1:
         return np.full((1, 1), count), np.zeros(1)
     first = [(j, *_counts(count - j, outcomes - 1)) for j in range(count + 1)]
-    times = np.concatenate([np.insert(rest, 0, j, axis=1) for j, rest, _ in first])
+    times = np.concatenate([np.insert(counts, 0, j, axis=1) for j, counts, _ in first])
     log_orders = np.concatenate([log_ways(count)[j] + orders for j, _, orders in first])
     return times, log_orders
 
 
-def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], at: Real) -> Real:
+def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], argument: Real) -> Real:
     """Return the maximum over the directions of "delta" at eps or of "epsilon" at delta, of any shape."""
     leaves = jax.tree.leaves(directions)
-    xp = namespace(at, *leaves)
-    values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
+    xp = namespace(argument, *leaves)
+    values = xp.asarray(argument) if xp is jnp else np.asarray(argument, np.float64)
     values = values.astype(xp.result_type(values, *leaves))
     largest = map_over(
         lambda value: largest_of([getattr(outcomes, quantity)(value) for outcomes in directions]), values.ravel()
@@ -190,15 +191,15 @@ class FewOutcomes(ClosedForm):
     mass_error: float  # The relative error of the mass of one release's outcome.
 
     @classmethod
-    def of(cls, guarantee: Any) -> FewOutcomes | None:
+    def from_guarantee(cls, guarantee: Any) -> FewOutcomes | None:
         terms = guarantee.numeric.terms
         directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
         if directions is None:
             return None
         count = int(sum(term.count for term in terms))
         # Probabilities of noise on a lattice are computed.
-        are_given = are_tables(terms) and all(pair.moved is None for term in terms for pair in term.pairs)
-        return cls(directions, count, _TABLE_MASS_ERROR if are_given else MASS_ERROR)
+        are_exact = are_tables(terms) and all(pair.moved is None for term in terms for pair in term.pairs)
+        return cls(directions, count, _TABLE_MASS_ERROR if are_exact else MASS_ERROR)
 
     def bound(self, epsilon: float, side: int) -> float:
         return max(self._bound(outcomes, epsilon, side) for outcomes in self.directions)
@@ -213,25 +214,25 @@ class FewOutcomes(ClosedForm):
         gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
         mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
         total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
-        below_floats = 2 * _MIN_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
-        return min(max(total + side * below_floats, 0.0), 1.0)
+        underflow = 2 * _MIN_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
+        return min(max(total + side * underflow, 0.0), 1.0)
 
     def estimate(self, delta: float) -> float:
         return float(evaluate_outcomes("epsilon", self.directions, np.float64(delta)))
 
-    def places(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
+    def tangent_points(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
         """Return points around the loss beyond which q has the mass alpha, or p that of 1 - alpha.
 
         Of two directions, the highest line may be where their profiles cross.
         """
         if len(self.directions) > 1:
             upper = partial(self.bound, side=1)
-            return around(searched_place(upper, alpha, is_flat, largest_loss, _RTOL))
+            return points_around(tangent_epsilon(upper, alpha, is_flat, largest_loss, _RTOL))
         ((loss, p, q),) = self._sorted
         if not len(loss):  # All losses are infinite.
             return np.zeros(1)
-        place = int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha))
-        return np.append(around(float(loss[min(place, len(loss) - 1)])), 0.0)
+        index = int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha))
+        return np.append(points_around(float(loss[min(index, len(loss) - 1)])), 0.0)
 
     @cached_property
     def _sorted(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from accountants.composition import dispatch
 from accountants.composition.base import Composer
-from accountants.composition.direction import PANELS, Direction, are_few, pad_losses
+from accountants.composition.direction import PANELS, Direction, may_sample_densities, pad_losses
 from accountants.composition.moving import (
     MAX_FORWARD,
     derivatives_forwards,
@@ -41,26 +41,26 @@ from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
 
-def evaluate(guarantee: Any, quantity: type[Question], at: Real) -> Real:
+def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
     """Return the largest answer over the neighbour directions.
 
-    ``at`` may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX array. Of
-    plain numbers of noise that is not even, the neighbour may change the direction from release to release
+    The argument may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX one.
+    Of plain numbers of noise that is not even, the neighbour may change the direction from release to release
     (``adaptive``).
     """
-    is_plain = namespace(at, *jax.tree.leaves(guarantee)) is np
+    is_plain = namespace(argument, *jax.tree.leaves(guarantee)) is np
     if not is_plain and not is_compiling():
-        return _value(quantity, guarantee, floating(jnp.asarray(at)))
+        return _value(quantity, guarantee, floating(jnp.asarray(argument)))
     if is_plain and guarantee.adaptive_profile is not None:
-        bounds = [guarantee.adaptive_profile.bracket(quantity.name, float(number)) for number in np.ravel(at)]
+        bounds = [guarantee.adaptive_profile.bracket(quantity.name, float(number)) for number in np.ravel(argument)]
         if None not in bounds:
-            return plain(np.reshape([bound[1] for bound in bounds if bound], np.shape(at))[()])
-    return dispatch.evaluate(guarantee, quantity, at)
+            return plain(np.reshape([bound[1] for bound in bounds if bound], np.shape(argument))[()])
+    return dispatch.evaluate(guarantee, quantity, argument)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: type[Question], guarantee: HasTerms, at: Real) -> RealArray:
-    return _value_and_slopes(quantity, (), guarantee, at)[0]
+def _value(quantity: type[Question], guarantee: HasTerms, argument: Real) -> RealArray:
+    return _value_and_slopes(quantity, (), guarantee, argument)[0]
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
@@ -68,10 +68,10 @@ def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any,
     """Return the value and its derivative along the tangents of the numbers that move."""
     moved, moving = leaves_that_move(tangents)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
-    *parameters, at = (leaf if moves else None for leaf, moves in zip(moved, moving, strict=True))
+    *parameters, argument = (leaf if moves else None for leaf, moves in zip(moved, moving, strict=True))
     change = jnp.zeros_like(value)
-    if at is not None:
-        change = change + slopes.pop() * at
+    if argument is not None:
+        change = change + slopes.pop() * argument
     for slope, tangent in zip(slopes, (leaf for leaf in parameters if leaf is not None), strict=True):
         change = change + (slope * tangent).sum(tuple(range(value.ndim, slope.ndim)))
     return value, change.astype(value.dtype)
@@ -79,18 +79,23 @@ def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any,
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _value_and_slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: HasTerms, at: RealArray
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: HasTerms, argument: RealArray
 ) -> tuple[Any, list[Any]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
     numbers = jax.tree.leaves(guarantee)
-    dtype = jnp.result_type(at, *(number for number in numbers if isinstance(number, jax.Array)))
-    shapes = [at.shape, *(at.shape + np.shape(number) for number, moves in zip(numbers, moving, strict=False) if moves)]
-    shapes += [at.shape] if moving and moving[-1] else []
+    dtype = jnp.result_type(argument, *(number for number in numbers if isinstance(number, jax.Array)))
+    shapes = [
+        argument.shape,
+        *(argument.shape + np.shape(number) for number, moves in zip(numbers, moving, strict=False) if moves),
+    ]
+    shapes += [argument.shape] if moving and moving[-1] else []
 
     def compute(numbers: RealArray) -> list[np.ndarray]:
-        return _of_numbers(quantity, moving, *as_float64(numbers))
+        return _evaluate_numbers(quantity, moving, *as_float64(numbers))
 
-    value, *slopes = call_on_host(compute, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], (guarantee, at))
+    value, *slopes = call_on_host(
+        compute, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], (guarantee, argument)
+    )
     return value, slopes
 
 
@@ -99,23 +104,25 @@ def _(*_: object) -> Any:
     raise NotImplementedError(dispatch.NO_SECOND_DERIVATIVES)
 
 
-def _of_numbers(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: object, at: np.ndarray
+def _evaluate_numbers(
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: object, argument: np.ndarray
 ) -> list[np.ndarray]:
-    """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``at``."""
-    if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, at))):
-        unknown = [number for number, moves in zip(jax.tree.leaves((guarantee, at[()])), moving, strict=False) if moves]
-        return [np.full(at.shape + np.shape(number), np.nan) for number in (0.0, *unknown)]
+    """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``argument``."""
+    if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, argument))):
+        unknown = [
+            number for number, moves in zip(jax.tree.leaves((guarantee, argument[()])), moving, strict=False) if moves
+        ]
+        return [np.full(argument.shape + np.shape(number), np.nan) for number in (0.0, *unknown)]
     with np.errstate(all="ignore"):
-        value = np.asarray(dispatch.evaluate(guarantee, quantity, at))
+        value = np.asarray(dispatch.evaluate(guarantee, quantity, argument))
         if not any(moving):
             return [value]
-        epsilon = value if quantity is EpsilonAt else at
+        epsilon = value if quantity is EpsilonAt else argument
         rows = [
             _slopes(quantity, moving, guarantee, *each) for each in zip(epsilon.ravel(), value.ravel(), strict=True)
         ]
         columns = zip(*rows, strict=True)
-        return [value, *(np.reshape(column, at.shape + np.shape(column[0])) for column in columns)]
+        return [value, *(np.reshape(column, argument.shape + np.shape(column[0])) for column in columns)]
 
 
 def _slopes(
@@ -127,13 +134,13 @@ def _slopes(
         constant = np.nan if np.isnan(value) else 0.0
         return [np.full(np.shape(number), constant) for number in parameters] + [np.full((), constant)] * moving[-1]
     by_parameters, by_epsilon = delta_slopes(guarantee, moving[:-1], np.float64(epsilon))
-    factor, by_at = quantity.chain(by_epsilon)
-    return [*(factor * by for by in by_parameters), *([np.asarray(factor * by_at)] if moving[-1] else [])]
+    factor, by_argument = quantity.chain(by_epsilon)
+    return [*(factor * by for by in by_parameters), *([np.asarray(factor * by_argument)] if moving[-1] else [])]
 
 
 def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tuple[list[np.ndarray], Real]:
     """Return the derivatives of delta(eps) in the numbers that move, and in eps, of plain float64 numbers."""
-    parameters = _Parameters.of(guarantee, moving)
+    parameters = _Parameters.from_guarantee(guarantee, moving)
     if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
         return parameters.gradient(_delta_of_one_release, (), epsilon)
     counts = tuple(float(term.count) for term in guarantee.terms)
@@ -159,11 +166,13 @@ def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Real) -> Array:
 def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Real) -> tuple[list[np.ndarray], Real]:
     """Return the slopes of the neighbour direction with the largest delta."""
     directions = [Direction(DeltaAt(epsilon), *losses) for losses in guarantee.numeric_directions]
-    number = int(np.argmax([dispatch.answer_of(direction) for direction in directions])) if len(directions) > 1 else 0
+    number = (
+        int(np.argmax([dispatch.answer_direction(direction) for direction in directions])) if len(directions) > 1 else 0
+    )
     direction = directions[number]
-    composer = dispatch.composer_of(direction)
-    (prepared, _), pull = parameters.differentiate(_prepared, (number, are_few(guarantee)), composer)
-    composed = composer.profile_of(prepared, direction)
+    composer = dispatch.select_composer(direction)
+    (prepared, _), pull = parameters.differentiate(_prepared, (number, may_sample_densities(guarantee)), composer)
+    composed = composer.profile(prepared, direction)
     by_prepared, by_epsilon = composed.gradient(composed.evaluate(epsilon)[2])
     return pull(by_prepared), by_epsilon
 
@@ -182,7 +191,7 @@ class _Parameters:
     moving: tuple[bool, ...]
 
     @classmethod
-    def of(cls, guarantee: object, moving: tuple[bool, ...]) -> _Parameters:
+    def from_guarantee(cls, guarantee: object, moving: tuple[bool, ...]) -> _Parameters:
         numbers, structure = jax.tree.flatten(guarantee)
         return cls(tuple(numbers), structure, moving)
 
@@ -207,12 +216,12 @@ class _Parameters:
 
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
         """
-        moving, others = self._split
+        moving, fixed = self._split
         forwards = sum(number.size for number in moving) <= MAX_FORWARD
         differentiate = _forwards if forwards else _backwards
         with jax.enable_x64(True):
             results, derivatives = differentiate(
-                function, static, self.structure, self.moving, moving, others, arguments
+                function, static, self.structure, self.moving, moving, fixed, arguments
             )
         results = jax.tree.map(np.asarray, results)
 
@@ -221,7 +230,7 @@ class _Parameters:
             if forwards:
                 sizes = [number.size for number in moving]
                 pairs = zip(jax.tree.leaves(derivatives), jax.tree.leaves(cotangents), strict=True)
-                terms = [np.asarray(along) * by for along, by in pairs]
+                terms = [np.asarray(tangents) * by for tangents, by in pairs]
                 flat = sum(term.sum(tuple(range(1, term.ndim))) for term in terms)
                 rows = np.split(flat, np.cumsum(sizes))[:-1]
                 return [row.reshape(number.shape) for row, number in zip(rows, moving, strict=True)]
@@ -247,11 +256,11 @@ def _gradient(
     structure: object,
     moving: tuple[bool, bool, bool],
     moved: list[np.ndarray],
-    others: list[np.ndarray],
+    fixed: list[np.ndarray],
     epsilon: RealArray,
 ) -> list[Array]:
     def value(moved: list[Array], epsilon: Real) -> Any:
-        return function(join_moving(structure, moving, moved, others), *static, epsilon)
+        return function(join_moving(structure, moving, moved, fixed), *static, epsilon)
 
     by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
     return [*by_moved, by_epsilon]
@@ -264,13 +273,13 @@ def _forwards(
     structure: object,
     moving: tuple[bool, ...],
     moved: list[Array],
-    others: list[Array],
+    fixed: list[Array],
     arguments: tuple[object, ...],
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
 
     def results(moved: list[Array]) -> PyTree:
-        return function(join_moving(structure, moving, moved, others), *static, *arguments)
+        return function(join_moving(structure, moving, moved, fixed), *static, *arguments)
 
     return derivatives_forwards(results, moved)
 
@@ -282,11 +291,11 @@ def _backwards(
     structure: object,
     moving: tuple[bool, bool, bool],
     moved: list[Array],
-    others: list[Array],
+    fixed: list[Array],
     arguments: tuple[Composer],
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
-    return jax.vjp(lambda moved: function(join_moving(structure, moving, moved, others), *static, *arguments), moved)
+    return jax.vjp(lambda moved: function(join_moving(structure, moving, moved, fixed), *static, *arguments), moved)
 
 
 @jax.jit

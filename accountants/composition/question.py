@@ -12,7 +12,7 @@ from accountants.composition import self_composed
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.self_composed import LossTuple
 from accountants.dominating_pairs.base import DominatingPair, profile
-from accountants.profile import epsilon_of
+from accountants.profile import inverse_profile
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.pytrees import PyTree
 
@@ -23,14 +23,14 @@ _SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this
 class Question(abc.ABC):
     """A number that is asked of one neighbour direction; the answer is the largest over the directions."""
 
-    at: Any
+    argument: Any
     best: Real = -np.inf  # The largest answer so far; answers that do not exceed it may be anything up to it.
 
     name: ClassVar[str]
 
     @staticmethod
     @abc.abstractmethod
-    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Any:
+    def evaluate_one_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Any:
         """Return the answer of the exact profile of one release."""
 
     @property
@@ -72,7 +72,7 @@ class Question(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def chain(by_epsilon: Real) -> tuple[Any, Any]:
-        """Return the derivative of the answer by delta(eps), and that of delta(eps) less its target by ``at``."""
+        """Return the derivative of the answer by delta(eps), and that of delta(eps) less its target by ``argument``."""
 
 
 class DeltaAt(Question):
@@ -81,27 +81,27 @@ class DeltaAt(Question):
     name = "delta"
 
     @staticmethod
-    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Real:
-        return profile(pairs, at)
+    def evaluate_one_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Real:
+        return profile(pairs, argument)
 
     @property
     def least_epsilon(self) -> Real:
-        return self.at
+        return self.argument
 
     def log_target(self, infinite: Real) -> Real | None:
         return None
 
     def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
-        return self.at, c[(log_moment - c * self.at).argmin()]
+        return self.argument, c[(log_moment - c * self.argument).argmin()]
 
     def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
-        return self_composed.saddle_point(losses, self.at, start, greatest), self.at
+        return self_composed.saddle_point(losses, self.argument, start, greatest), self.argument
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
     ) -> tuple[Real, PyTree]:
-        xp = namespace(self.at)
-        log_delta, _, evaluation = composed.evaluate(self.at)
+        xp = namespace(self.argument)
+        log_delta, _, evaluation = composed.evaluate(self.argument)
         return xp.clip(infinite + xp.exp(log_delta), 0.0, 1.0), evaluation
 
     @staticmethod
@@ -119,16 +119,16 @@ class EpsilonAt(Question):
     name = "epsilon"
 
     @staticmethod
-    def of_one_release(pairs: tuple[DominatingPair, ...], at: Real) -> Real:
-        return epsilon_of(pairs, at)
+    def evaluate_one_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Real:
+        return inverse_profile(pairs, argument)
 
     @property
     def least_epsilon(self) -> Real:
         return self.best
 
     def log_target(self, infinite: Real) -> Real:
-        xp, remaining = namespace(self.at), self.at - infinite
-        return xp.log(xp.where(remaining > 0, remaining, xp.finfo(self.at.dtype).tiny))
+        xp, remaining = namespace(self.argument), self.argument - infinite
+        return xp.log(xp.where(remaining > 0, remaining, xp.finfo(self.argument.dtype).tiny))
 
     def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
         bounds = (log_moment - self.log_target(infinite)) / c
@@ -140,17 +140,17 @@ class EpsilonAt(Question):
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
     ) -> tuple[Real, PyTree]:
-        xp, log_delta = namespace(self.at), self.log_target(infinite)
+        xp, log_delta = namespace(self.argument), self.log_target(infinite)
         floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
         start = xp.maximum(composer.initial_guess(composed, log_delta), floor)
-        noise = composer.rounding(losses, self.at)
-        eps, value, slope, is_found, evaluation = composed.solve(log_delta, start, floor, noise, precision)
-        resolved = is_found & composed.is_resolved(eps, value, slope, noise)
+        noise = composer.rounding(losses, self.argument)
+        eps, value, slope, is_accurate, evaluation = composed.solve(log_delta, start, floor, noise, precision)
+        resolved = is_accurate & composed.is_resolved(eps, value, slope, noise)
         resolved = resolved | ((eps <= floor) & (value <= log_delta))
-        is_possible = xp.where(value > -np.inf, self.at > infinite, self.at >= infinite)
+        is_possible = xp.where(value > -np.inf, self.argument > infinite, self.argument >= infinite)
         eps = xp.where(resolved & is_possible, eps, np.inf)
         least_delta = _delta_of_one_release(losses, xp.where(xp.isinf(eps), 0.0, eps))
-        return xp.where(least_delta > _SLACK * self.at, np.inf, eps), evaluation
+        return xp.where(least_delta > _SLACK * self.argument, np.inf, eps), evaluation
 
     @staticmethod
     def is_at_end(value: Real) -> Boolean:

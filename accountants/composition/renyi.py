@@ -73,10 +73,10 @@ def renyi_divergence(guarantee: Any, order: Real) -> Real:
         return divergence(orders) if orders.ndim == 0 else jax.lax.map(divergence, orders.ravel()).reshape(orders.shape)
     values = np.empty(np.shape(order))
     with np.errstate(all="ignore"):
-        for index, at in np.ndenumerate(np.asarray(order, np.float64)):
-            values[index], is_resolved = _divergence(guarantee.numeric, at)
+        for index, single_order in np.ndenumerate(np.asarray(order, np.float64)):
+            values[index], is_resolved = _divergence(guarantee.numeric, single_order)
             if not is_resolved:
-                raise ConvergenceError(f"order: {at:g}; the divergence is not resolved in floating point")
+                raise ConvergenceError(f"order: {single_order:g}; the divergence is not resolved in floating point")
     return plain(values[()])
 
 
@@ -105,17 +105,17 @@ def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
     return value, xp.stack(resolved).all() | unknown
 
 
-def _log_moment(term: RepeatedReleases, number: int, mirror: bool, c: Any) -> tuple[Real, Boolean]:
+def _log_moment(term: RepeatedReleases, pair_index: int, mirror: bool, c: Any) -> tuple[Real, Boolean]:
     """Return log E_q e^(a l) of one release, rounded upwards, and whether it is resolved."""
-    xp, pair = namespace(c), term.pairs[number]
+    xp, pair = namespace(c), term.pairs[pair_index]
     if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
         return c * (c + 1) * (pair.shift / pair.noise.sigma) ** 2 / 2, xp.asarray(True)
-    losses = _losses(term, number, mirror)
+    losses = _losses(term, pair_index, mirror)
     atoms = _terms(_log_q(losses), losses.loss, log_or_never(losses.p), c)
     sums = [atoms.sum(1.0)[:2]] if losses.p.size else []
     resolved = [xp.asarray(True)]
     for index, pieces in enumerate(losses.pieces):
-        integral = _search(pieces, c) if xp is np else _search_on_host(term, number, mirror, index, c)
+        integral = _search(pieces, c) if xp is np else _search_on_host(term, pair_index, mirror, index, c)
         # JAX numbers are integrated once more, with derivatives in the parameters and in the ends of pieces.
         log_value = integral.log_value if xp is np else _integrate(pieces, integral, c)
         sums.append((xp.where(integral.diverges, np.inf, log_value), integral.error))
@@ -131,8 +131,8 @@ def _log_moment(term: RepeatedReleases, number: int, mirror: bool, c: Any) -> tu
     return value * (1 + rounding) + without_derivative(error), xp.stack(resolved).all()
 
 
-def _losses(term: RepeatedReleases, number: int, mirror: bool) -> PrivacyLossDistribution:
-    losses = term.privacy_losses[number]
+def _losses(term: RepeatedReleases, pair_index: int, mirror: bool) -> PrivacyLossDistribution:
+    losses = term.privacy_losses[pair_index]
     return losses.mirrored() if mirror else losses
 
 
@@ -162,32 +162,32 @@ class _Terms(NamedTuple):
         total = values.sum(-1)
         is_regular = (total > 0) & (total < np.inf)
         shares = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
-        error, noise = (xp.where(is_regular, (shares * each).sum(-1), 0.0) for each in (self.error, self.noise))
+        error, noise = (xp.where(is_regular, (shares * relative).sum(-1), 0.0) for relative in (self.error, self.noise))
         return top[..., 0] + log_or_never(total), error, noise
 
 
 def _terms(log_q: Any, loss: RealArray, log_p: Real, c: Any) -> _Terms:
     xp, a = namespace(log_q, loss, c), 1 + c
-    is_infinite, endless = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
-    present = (log_q > -np.inf) & (loss < np.inf)
-    finite, log_q = xp.where(present & ~endless, loss, 0.0), xp.where(present, log_q, 0.0)
-    small, positive = xp.abs(a * finite) <= _SERIES_MAX, finite > 0
-    near, high, low = (
-        xp.where(small, finite, 0.0),
-        xp.where(small, 1.0, xp.abs(finite)),
-        xp.where(small, -1.0, -xp.abs(finite)),
+    is_infinite, is_minus_infinity = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
+    is_finite = (log_q > -np.inf) & (loss < np.inf)
+    finite, log_q = xp.where(is_finite & ~is_minus_infinity, loss, 0.0), xp.where(is_finite, log_q, 0.0)
+    is_small, is_positive = xp.abs(a * finite) <= _SERIES_MAX, finite > 0
+    small_loss, high, low = (
+        xp.where(is_small, finite, 0.0),
+        xp.where(is_small, 1.0, xp.abs(finite)),
+        xp.where(is_small, -1.0, -xp.abs(finite)),
     )
     # g e^(-a l) for l > 0, and g for l < 0, as differences that do not cancel.
     rising = -xp.expm1(-c * high) + c * xp.exp(-c * high) * xp.expm1(-high)
     falling = -c * xp.expm1(low) + xp.exp(low) * xp.expm1(c * low)
-    factor = xp.where(small, _series(near, c), xp.where(positive, rising, falling))
-    factor = xp.where(endless, c, factor)
-    exponent = xp.where(small | ~positive, 0.0, a * finite)
+    factor = xp.where(is_small, _series(small_loss, c), xp.where(is_positive, rising, falling))
+    factor = xp.where(is_minus_infinity, c, factor)
+    exponent = xp.where(is_small | ~is_positive, 0.0, a * finite)
     unit = _EXPONENT_UNITS * float(np.finfo(factor.dtype).eps)
     error = unit * without_derivative(1 + xp.abs(log_q) + xp.abs(exponent))
     steepness = a + 2 / xp.where(finite == 0, 1.0, xp.abs(finite))
     noise = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(finite)))
-    size = xp.where(is_infinite, np.inf, xp.where(present, log_q + exponent, -np.inf))
+    size = xp.where(is_infinite, np.inf, xp.where(is_finite, log_q + exponent, -np.inf))
     return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
 
 
@@ -211,7 +211,7 @@ def _log_sum(logs: RealArray) -> float:
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Coordinates:
     """Points x = base + span t of pieces: 0 < t < 1 in a piece with two ends, and other t in a piece without."""
 
     base: RealArray
@@ -219,23 +219,23 @@ class _Places:
     edges: Any  # The ends of the first panels in t, of shape (pieces, edges).
 
     @classmethod
-    def of(cls, pieces: SmoothPieces) -> _Places:
-        left, right = pieces.whole
-        xp = namespace(left, right)
-        no_left, no_right = xp.isinf(left), xp.isinf(right)
-        is_line, is_finite = no_left & no_right, ~(no_left | no_right)
-        near, far = xp.where(no_left, 0.0, left), xp.where(no_right, 0.0, right)
-        within = pieces.right - pieces.left
-        extent = xp.where((within > 0) & (within < np.inf), within, 0.0)
-        extent = xp.maximum(extent, xp.maximum(xp.abs(near), xp.abs(far)))
+    def from_pieces(cls, pieces: SmoothPieces) -> _Coordinates:
+        lower, upper = pieces.whole
+        xp = namespace(lower, upper)
+        is_unbounded_below, is_unbounded_above = xp.isinf(lower), xp.isinf(upper)
+        is_line, is_finite = is_unbounded_below & is_unbounded_above, ~(is_unbounded_below | is_unbounded_above)
+        lower_end, upper_end = xp.where(is_unbounded_below, 0.0, lower), xp.where(is_unbounded_above, 0.0, upper)
+        length = pieces.right - pieces.left
+        extent = xp.where((length > 0) & (length < np.inf), length, 0.0)
+        extent = xp.maximum(extent, xp.maximum(xp.abs(lower_end), xp.abs(upper_end)))
         extent = without_derivative(xp.where(extent > 0, extent, 1.0))
-        from_right = no_left & ~no_right
-        base = xp.where(from_right, far, near)
-        span = xp.where(is_finite, far - near, xp.where(from_right, -extent, extent))
+        is_reversed = is_unbounded_below & ~is_unbounded_above
+        base = xp.where(is_reversed, upper_end, lower_end)
+        span = xp.where(is_finite, upper_end - lower_end, xp.where(is_reversed, -extent, extent))
         inner = np.pad(_INNER_ENDS, (0, len(_OUTER_ENDS) - len(_INNER_ENDS)), "edge")
         positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER_ENDS, span))
         negative = xp.where(is_line[:, None], like(-_OUTER_ENDS[:0:-1], span), 0.0)
-        edges = xp.where((right > left)[:, None], xp.concatenate([negative, positive], 1), 0.0)
+        edges = xp.where((upper > lower)[:, None], xp.concatenate([negative, positive], 1), 0.0)
         return cls(base, span, edges)
 
     def first_panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -264,8 +264,8 @@ class _Panels(NamedTuple):
     def difference(self) -> np.ndarray:
         """Return the relative difference of the integrals by the panels and by their halves."""
         value = self.log_value
-        apart = np.where(value == self.whole, 0.0, self.whole - value)
-        return np.abs(np.expm1(np.where(apart < _MAX_EXPONENT, apart, _MAX_EXPONENT)))
+        difference = np.where(value == self.whole, 0.0, self.whole - value)
+        return np.abs(np.expm1(np.where(difference < _MAX_EXPONENT, difference, _MAX_EXPONENT)))
 
     def log_unknown(self, noise: np.ndarray) -> np.ndarray:
         """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
@@ -281,8 +281,8 @@ class _Panels(NamedTuple):
     def take(self, rows: np.ndarray) -> _Panels:
         return _Panels(*(column[rows] for column in self))
 
-    def joined(self, other: _Panels) -> _Panels:
-        return _Panels(*(np.concatenate(both) for both in zip(self, other, strict=True)))
+    def joined(self, others: _Panels) -> _Panels:
+        return _Panels(*(np.concatenate(columns) for columns in zip(self, others, strict=True)))
 
 
 class _Integral(NamedTuple):
@@ -299,35 +299,37 @@ class _Integral(NamedTuple):
 
 def _search(pieces: SmoothPieces, c: Real) -> _Integral:
     """Return the integral over pieces of plain numbers."""
-    places = _Places.of(pieces)
-    rows = places.first_panels()
+    coordinates = _Coordinates.from_pieces(pieces)
+    rows = coordinates.first_panels()
     if not len(rows[0]):
         return _Integral(*rows, -np.inf, 0.0, True, False)
-    panels = _evaluate(pieces, places, c, *rows)
+    panels = _evaluate(pieces, coordinates, c, *rows)
     patience = _PATIENCE
     for _ in range(_MAX_ROUNDS):
         unknown = panels.log_unknown(panels.error)
         patience -= panels.are_negligible(_log_sum(panels.log_unknown(panels.noise)))
         if panels.are_negligible(_log_sum(unknown)) or not patience:
             break
-        many = min(_SPLIT_PANELS, len(unknown))
-        halved = np.zeros(len(unknown), bool)
-        halved[np.argpartition(-unknown, many - 1)[:many]] = True
-        halved &= unknown > -np.inf
-        parents = panels.take(halved)
+        count = min(_SPLIT_PANELS, len(unknown))
+        is_halved = np.zeros(len(unknown), bool)
+        is_halved[np.argpartition(-unknown, count - 1)[:count]] = True
+        is_halved &= unknown > -np.inf
+        parents = panels.take(is_halved)
         middle = (parents.start + parents.end) / 2
         start, end = np.concatenate([parents.start, middle]), np.concatenate([middle, parents.end])
         piece = np.concatenate([parents.piece, parents.piece])
-        panels = panels.take(~halved).joined(_evaluate(pieces, places, c, piece, start, end, parents.halves.T.ravel()))
+        panels = panels.take(~is_halved).joined(
+            _evaluate(pieces, coordinates, c, piece, start, end, parents.halves.T.ravel())
+        )
     unknown = panels.log_unknown(panels.noise)
     is_resolved = panels.are_negligible(_log_sum(unknown))
     # At infinity a panel stands for all that follow. Elsewhere an integral that is not resolved at an end is infinite.
-    first, last = places.edges[:, 0][panels.piece], places.edges[:, -1][panels.piece]
+    first, last = coordinates.edges[:, 0][panels.piece], coordinates.edges[:, -1][panels.piece]
     at_first, at_last = panels.start == first, panels.end == last
     at_infinity = (at_first & (first < 0)) | (at_last & (last > 1))
     at_end = at_first | at_last
-    endless = at_infinity | (panels.end - first < _SINGULAR_DISTANCE) | (last - panels.start < _SINGULAR_DISTANCE)
-    diverges = not panels.are_negligible(np.where(endless, panels.bound, -np.inf).max()) or (
+    is_unbounded = at_infinity | (panels.end - first < _SINGULAR_DISTANCE) | (last - panels.start < _SINGULAR_DISTANCE)
+    diverges = not panels.are_negligible(np.where(is_unbounded, panels.bound, -np.inf).max()) or (
         not is_resolved and bool(at_end[unknown.argmax()])
     )
     log_value = _log_sum(panels.log_value)
@@ -337,24 +339,24 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
     return _Integral(*panels.take(matters)[:3], log_value, error, is_resolved or diverges, diverges)
 
 
-def _search_on_host(term: RepeatedReleases, number: int, mirror: bool, index: int, c: Any) -> _Integral:
+def _search_on_host(term: RepeatedReleases, pair_index: int, mirror: bool, index: int, c: Any) -> _Integral:
     """Return the integral of JAX numbers, without derivatives, from the host: the search takes minutes to compile."""
     leaves, structure = jax.tree.flatten((without_derivative(c), without_derivative(term)))
 
     def search(*leaves: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         with np.errstate(all="ignore"):
-            at, on_host = as_float64(jax.tree.unflatten(structure, map(_unpacked, leaves)))
-            integral = _search(_losses(on_host, number, mirror).pieces[index], at[()])
-        many = len(integral.piece)
-        piece, *ends = (np.pad(column[:_MAX_PANELS], (0, max(0, _MAX_PANELS - many))) for column in integral[:3])
-        is_resolved = integral.is_resolved and (many <= _MAX_PANELS or integral.diverges)
+            host_order, on_host = as_float64(jax.tree.unflatten(structure, map(_unpacked, leaves)))
+            integral = _search(_losses(on_host, pair_index, mirror).pieces[index], host_order[()])
+        count = len(integral.piece)
+        piece, *ends = (np.pad(column[:_MAX_PANELS], (0, max(0, _MAX_PANELS - count))) for column in integral[:3])
+        is_resolved = integral.is_resolved and (count <= _MAX_PANELS or integral.diverges)
         floats = np.concatenate([*ends, [integral.log_value, integral.error]])
         bits = floats.astype(c.dtype).view(np.uint32).reshape(len(floats), *words)
         return piece.astype(np.int32), bits, np.array([is_resolved, integral.diverges])
 
     words = (2,) if c.dtype == jnp.float64 else ()
-    kinds = ((_MAX_PANELS,), np.int32), ((2 * _MAX_PANELS + 2, *words), np.uint32), ((2,), bool)
-    shapes = tuple(jax.ShapeDtypeStruct(*kind) for kind in kinds)
+    layouts = ((_MAX_PANELS,), np.int32), ((2 * _MAX_PANELS + 2, *words), np.uint32), ((2,), bool)
+    shapes = tuple(jax.ShapeDtypeStruct(*layout) for layout in layouts)
     piece, bits, flags = jax.pure_callback(search, shapes, *map(_packed, leaves), vmap_method="sequential")
     ends, (log_value, error) = jnp.split(jax.lax.bitcast_convert_type(bits, c.dtype), [2 * _MAX_PANELS])
     start, end = jnp.split(ends, 2)
@@ -376,13 +378,15 @@ def _unpacked(leaf: object) -> np.ndarray:
 
 def _integrate(pieces: SmoothPieces, integral: _Integral, c: RealArray) -> Any:
     """Return the log of the integral over the panels that matter."""
-    panels = _evaluate(pieces, _Places.of(pieces), c, integral.piece, integral.start, integral.end, integral.start)
+    panels = _evaluate(
+        pieces, _Coordinates.from_pieces(pieces), c, integral.piece, integral.start, integral.end, integral.start
+    )
     return _log_sum(panels.halves.ravel())
 
 
 def _evaluate(
     pieces: SmoothPieces,
-    places: _Places,
+    coordinates: _Coordinates,
     c: object,
     piece: RealArray,
     start: RealArray,
@@ -391,7 +395,7 @@ def _evaluate(
 ) -> _Panels:
     """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
     xp, row = namespace(c, start), piece[:, None]
-    base, span, width = places.base[row], places.span[row], (end - start)[:, None]
+    base, span, width = coordinates.base[row], coordinates.span[row], (end - start)[:, None]
     length = log_or_never(width[:, 0] * xp.abs(span[:, 0]))
 
     def terms(shares: np.ndarray) -> _Terms:
@@ -404,10 +408,12 @@ def _evaluate(
 
     if integrals is None:
         integrals = integral(terms(_NODES))[0]
-    both, many = terms(_HALVES), len(_NODES)
-    node_halves = (_Terms(*(column[:, rows] for column in both)) for rows in (slice(None, many), slice(many, None)))
+    half_terms, count = terms(_HALVES), len(_NODES)
+    node_halves = (
+        _Terms(*(column[:, rows] for column in half_terms)) for rows in (slice(None, count), slice(count, None))
+    )
     halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, node_halves), strict=True))
-    largest = _extrapolated(without_derivative(both.size + log_or_never(both.factor))) + length
+    largest = _extrapolated(without_derivative(half_terms.size + log_or_never(half_terms.factor))) + length
     return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
 
 

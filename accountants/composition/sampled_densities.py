@@ -23,7 +23,7 @@ from accountants.composition.direction import (
     tilt_losses,
 )
 from accountants.composition.self_composed import LossTuple, infinity_mass
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule, spacing_of
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, node_spacing, panel_rule
 from dpkernels.numerics import Real, RealArray, namespace, special_functions, without_derivative
 from dpkernels.pytrees import PyTree, pytree
 
@@ -55,18 +55,18 @@ class SampledDensities(TiltedComposer):
         return direction.are_sampled
 
     @classmethod
-    def of(cls, direction: Direction) -> SampledDensities:
+    def for_direction(cls, direction: Direction) -> SampledDensities:
         losses, tilt = direction.losses, tilt_losses(direction.capped[0], direction.tilt.c)[1]
         coarse = losses if direction.coarse is None else direction.coarse
 
-        def points_up_to(bound: Real) -> fft.Grid:
+        def choose_grid_up_to(bound: Real) -> fft.Grid:
             tilted = [term.tilted(tilt) for term in cap_losses(losses, bound)]
-            return fft.grid_of(tilted, tilt, cap_losses(coarse, bound))
+            return fft.choose_grid(tilted, tilt, cap_losses(coarse, bound))
 
-        margin = _CAP_MARGIN * points_up_to(direction.bound).step
+        margin = _CAP_MARGIN * choose_grid_up_to(direction.bound).step
         bound = direction.bound + margin
         cap = largest_needed_loss(losses, direction.bound) + margin
-        return cls(bound, tilt, direction.tilt.guess, points_up_to(bound), cap)
+        return cls(bound, tilt, direction.tilt.guess, choose_grid_up_to(bound), cap)
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         sampled = []
@@ -78,7 +78,7 @@ class SampledDensities(TiltedComposer):
             sampled.append(capped)
         return tuple(sampled), infinity_mass(tuple(sampled))
 
-    def profile_of(self, prepared: LossTuple, direction: Direction) -> ComposedProfile:
+    def profile(self, prepared: LossTuple, direction: Direction) -> ComposedProfile:
         return fft.compose([term.tilted(self.tilt) for term in prepared], self.tilt, self.points)
 
 
@@ -104,7 +104,7 @@ def sample_on_grid(
 
 
 def _sample_pieces(
-    pieces: SmoothPieces, offset: Real, step: RealArray, cap: Real, needed: tuple[float, float]
+    pieces: SmoothPieces, offset: Real, step: RealArray, cap: Real, needed_range: tuple[float, float]
 ) -> list[PrivacyLossDistribution]:
     """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
     xp, inverse = namespace(step), cast(Any, pieces.inverse)
@@ -112,41 +112,46 @@ def _sample_pieces(
     if not len(numbers):
         return []
     row = numbers[:, None]
-    left, right = (end[numbers][:, None] for end in (pieces.left, pieces.right))
-    inset = 1e-14 * (right - left)
-    ends = without_derivative(pieces.loss(xp.concatenate([left + inset, right - inset], 1), row))
+    lower, upper = (end[numbers][:, None] for end in (pieces.left, pieces.right))
+    inset = 1e-14 * (upper - lower)
+    ends = without_derivative(pieces.loss(xp.concatenate([lower + inset, upper - inset], 1), row))
     bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _TRANSITION_REACH * step
     low = bottom + _SAMPLES_INSET * step
     high = xp.minimum(top - _SAMPLES_INSET * step, cap - (_ATOM_BELOW - _TRANSITION_REACH) * step)
-    first = xp.ceil((xp.maximum((low - reach).min(), needed[0]) - offset) / step)
-    count = xp.floor((xp.minimum(high + reach, needed[1]) - offset) / step) - first + 1
+    first = xp.ceil((xp.maximum((low - reach).min(), needed_range[0]) - offset) / step)
+    count = xp.floor((xp.minimum(high + reach, needed_range[1]) - offset) / step) - first + 1
     is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MAX_SAMPLES)
 
     # Levels beyond a piece, whose share is 0, are moved inside.
-    many = _MAX_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
-    level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
+    size = _MAX_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
+    level = offset + step * (first + xp.arange(-_BESIDE, size + _BESIDE))
     inner = xp.where(is_long, _BESIDE * step, 0.0)
-    at = inverse(xp.clip(level, bottom + inner, top - inner), row)
-    width = sum(weight * at[:, k : k + many] for k, weight in enumerate(_DIFFERENCE))
-    at, level = at[:, _BESIDE:-_BESIDE], level[_BESIDE:-_BESIDE]
-    rises = ends[:, :1] < ends[:, 1:]
-    start, end = xp.where(rises, left, right), xp.where(rises, right, left)
+    points = inverse(xp.clip(level, bottom + inner, top - inner), row)
+    width = sum(weight * points[:, k : k + size] for k, weight in enumerate(_DIFFERENCE))
+    points, level = points[:, _BESIDE:-_BESIDE], level[_BESIDE:-_BESIDE]
+    is_rising = ends[:, :1] < ends[:, 1:]
+    start, end = xp.where(is_rising, lower, upper), xp.where(is_rising, upper, lower)
     cuts = inverse(xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row)
     cuts = without_derivative(xp.where(is_long, cuts, start + (end - start) * _QUARTERS))
-    intervals = (start, cuts[:, :1]), (cuts[:, :1], cuts[:, 1:2]), (cuts[:, 2:3], cuts[:, 3:]), (cuts[:, 3:], end)
+    intervals = (
+        (start, cuts[:, :1]),
+        (cuts[:, :1], cuts[:, 1:2]),
+        (cuts[:, 2:3], cuts[:, 3:]),
+        (cuts[:, 3:], end),
+    )
     rules = [panel_rule(panels, level, dense=True) for panels in _PANELS]
     nodes = xp.concatenate([x0 + (x1 - x0) * t for (x0, x1), (t, _) in zip(intervals, rules, strict=True)], 1)
     weights = [abs(x1 - x0) * weight for (x0, x1), (_, weight) in zip(intervals, rules, strict=True)]
     node_loss = pieces.loss(nodes, row)
-    spacing = [spacing_of(losses) for losses in xp.split(node_loss, np.cumsum([len(t) for t, _ in rules])[:-1], 1)]
+    spacing = [node_spacing(losses) for losses in xp.split(node_loss, np.cumsum([len(t) for t, _ in rules])[:-1], 1)]
 
     # All are evaluated together, so that the functions are compiled once.
-    x, width = xp.concatenate([at, nodes], 1), xp.concatenate([abs(width), *weights], 1)
-    loss = xp.concatenate([xp.broadcast_to(level, at.shape), node_loss], 1)
+    x, width = xp.concatenate([points, nodes], 1), xp.concatenate([abs(width), *weights], 1)
+    loss = xp.concatenate([xp.broadcast_to(level, points.shape), node_loss], 1)
     # The share of the mass at a loss that the samples have; the nodes have the rest.
     ndtr, transition = special_functions(loss).ndtr, _TRANSITION * step
-    share = xp.where(is_long, ndtr((loss - low) / transition) * ndtr((high - loss) / transition), 0.0)
-    p = width * xp.exp(pieces.log_p(x, row)) * xp.where(np.arange(x.shape[1]) < many, share, 1 - share)
-    spacing = xp.concatenate([step + 0.0 * at, *spacing], 1)
+    fraction = xp.where(is_long, ndtr((loss - low) / transition) * ndtr((high - loss) / transition), 0.0)
+    p = width * xp.exp(pieces.log_p(x, row)) * xp.where(np.arange(x.shape[1]) < size, fraction, 1 - fraction)
+    spacing = xp.concatenate([step + 0.0 * points, *spacing], 1)
     q = without_derivative(p * xp.exp(-loss))
     return [PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))]

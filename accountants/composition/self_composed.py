@@ -94,22 +94,22 @@ class RepeatedReleases:
         """Return pairs that bound one of this term from below, where records are replaced symmetric ones; or itself."""
         pairs = pair.attained() or (pair,)
         if self.neighbours == "replace" and self.sampling_rate is not None:
-            pairs = tuple(each for each in pairs if each.symmetry_gap() <= SYMMETRIC) or (NO_LOSS,)
+            pairs = tuple(candidate for candidate in pairs if candidate.symmetry_gap() <= SYMMETRIC) or (NO_LOSS,)
         return pairs
 
     @property
     def is_gaussian(self) -> bool:
         """Return whether the releases are Gaussian noise on all the data, so that any number of them is again."""
-        (pair, *others) = self.pairs
-        is_noise = isinstance(pair, AdditivePair) and not others and self.sampling_rate is None
+        (pair, *further_pairs) = self.pairs
+        is_noise = isinstance(pair, AdditivePair) and not further_pairs and self.sampling_rate is None
         return is_noise and isinstance(pair.noise, Gaussian)
 
     def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
-        pairs = tuple(self._one_release(pair) for pair in self.pairs)
+        pairs = tuple(self.sampled_pair(pair) for pair in self.pairs)
         return pairs if self.is_symmetric else (*pairs, *(pair.mirror() for pair in pairs if pair.may_be_asymmetric))
 
-    def _one_release(self, pair: DominatingPair) -> DominatingPair:
+    def sampled_pair(self, pair: DominatingPair) -> DominatingPair:
         if self.sampling_rate is None:
             return pair
         if self.neighbours == "replace":
@@ -117,7 +117,7 @@ class RepeatedReleases:
         return Sampled(pair, self.sampling_rate)
 
     def privacy_loss(self, pair: DominatingPair) -> PrivacyLossDistribution:
-        return self._one_release(pair).privacy_loss()
+        return self.sampled_pair(pair).privacy_loss()
 
     def repeated_losses(
         self, mirrors: tuple[bool, ...], panels: int = 0, *, may_sample: bool = False
@@ -128,7 +128,7 @@ class RepeatedReleases:
         loss of a pair whose profile is the maximum of both. If ``may_sample``, smooth losses of releases on samples are
         composed from samples of their densities.
         """
-        (pair, *others) = self.pairs
+        (pair, *further_pairs) = self.pairs
         if self.is_gaussian:
             mu = pair.shift / pair.noise.sigma
             return [RepeatedLoss(None, namespace(mu).asarray(mu), self.count) for _ in mirrors]
@@ -138,16 +138,16 @@ class RepeatedReleases:
         unknown = sum(xp.any(leaf != leaf) for leaf in leaves) > 0
         forward = self._nodes(panels)
         if xp is not np or unknown:
-            forward = [one.scaled(xp.where(unknown, np.nan, 1.0)) for one in forward]
-        has_pieces = any(one.pieces for one in self.privacy_losses)
+            forward = [distribution.scaled(xp.where(unknown, np.nan, 1.0)) for distribution in forward]
+        has_pieces = any(distribution.pieces for distribution in self.privacy_losses)
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
         may_sample = (
-            may_sample and not others and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
+            may_sample and not further_pairs and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
         )
         directions = []
         for mirror in mirrors:
-            nodes = [one.mirrored() for one in forward] if mirror else forward
-            losses = pointwise_maximum([one.completed() for one in nodes] if has_pieces else nodes)
+            nodes = [distribution.mirrored() for distribution in forward] if mirror else forward
+            losses = pointwise_maximum([distribution.completed() for distribution in nodes] if has_pieces else nodes)
             source = (self, -1.0 if mirror else 1.0) if may_sample else None
             losses = losses.of_its_direction()
             directions.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
@@ -158,26 +158,25 @@ class RepeatedReleases:
         first, rate = self.pairs[0], self.sampling_rate
         is_smooth_noise = isinstance(first, AdditivePair) and first.formulas.is_smooth
         if len(self.pairs) == 1 or not is_smooth_noise or (rate is not None and self.neighbours == "replace"):
-            return [one.nodes(panels) for one in self.privacy_losses]
+            return [distribution.nodes(panels) for distribution in self.privacy_losses]
         nodes = larger_profile(first, panels)
         return [nodes if rate is None else nodes.subsampled(rate)]
 
     @property
     def privacy_losses(self) -> list[PrivacyLossDistribution]:
         """Return the distributions of the loss of every pair, cached for plain numbers."""
-        cached = self.__dict__.get("_kept")
+        cached = self.__dict__.get("_privacy_losses")
         if cached is None:
             cached = [self.privacy_loss(pair) for pair in self.pairs]
             if namespace(*jax.tree.leaves(self)) is np:
-                object.__setattr__(self, "_kept", cached)
+                object.__setattr__(self, "_privacy_losses", cached)
         return cached
 
 
-def with_one_neighbouring(releases: tuple[RepeatedReleases, ...]) -> tuple[RepeatedReleases, ...]:
-    """Return the releases; raise ValueError if samples have different neighbours."""
+def check_neighbouring(releases: tuple[RepeatedReleases, ...]) -> None:
+    """Raise ValueError if samples have different neighbours."""
     if len({release.neighbouring for release in releases} - {None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
-    return releases
 
 
 def check_releases(releases: object) -> None:
@@ -197,12 +196,12 @@ def check_releases(releases: object) -> None:
             if not isinstance(pair, DominatingPair):
                 raise ValueError(f"form: {type(pair).__name__} is not a pair of distributions")
             pair.check()
-        first, *others = release.pairs
-        if isinstance(first, AdditivePair) and others not in ([], [first.mirror()]):  # ``_nodes`` relies on this.
+        first, further = release.pairs[0], release.pairs[1:]  # ``_nodes`` relies on what follows.
+        if isinstance(first, AdditivePair) and further not in ((), (first.mirror(),)):
             raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
         if release.neighbours == "replace":
             check_replaceable(release.pairs)
-    with_one_neighbouring(releases)
+    check_neighbouring(releases)
 
 
 @partial(pytree, static=("is_whole",))
@@ -269,7 +268,7 @@ LossTuple = tuple[RepeatedLoss, ...]
 class TiltedLoss(NamedTuple):
     """The loss of one of some repeated releases, with masses times e^(c l)."""
 
-    part: RepeatedLoss  # The releases.
+    term: RepeatedLoss  # The releases.
     mass: Any  # The tilted masses of all outcomes, of sum 1, with 0 for an infinite loss; None for Gaussian noise.
     log_scale: Real  # K(c) of one release.
     mean: Any  # The tilted mean of the finite losses.
@@ -279,11 +278,11 @@ class TiltedLoss(NamedTuple):
 def least_step(tilted: Iterable[TiltedLoss], c: Real) -> Real:
     """Return the mean width of outcomes that are no atoms: a step that is wide enough to smooth them all out."""
     xp, least = namespace(c), 0.0 * c
-    for term in tilted:
-        if term.part.losses is not None:
-            width = term.part.losses.width
-            total = xp.where(width > 0, term.mass, 0.0).sum()
-            least = xp.maximum(least, (term.mass * width).sum() / xp.where(total > 0, total, 1.0))
+    for loss in tilted:
+        if loss.term.losses is not None:
+            width = loss.term.losses.width
+            total = xp.where(width > 0, loss.mass, 0.0).sum()
+            least = xp.maximum(least, (loss.mass * width).sum() / xp.where(total > 0, total, 1.0))
     return least
 
 
@@ -304,7 +303,7 @@ def infinity_mass(losses: LossTuple) -> RealArray:
 
 def cumulants(losses: LossTuple, c: Real) -> tuple[Any, ...]:
     """Return K, K' and K'' of all releases at a tilt c."""
-    moments = [[term.count * each for each in term.tilted(c)[2:]] for term in losses]
+    moments = [[term.count * moment for moment in term.tilted(c)[2:]] for term in losses]
     return tuple(map(sum, zip(*moments, strict=True)))
 
 
@@ -329,20 +328,20 @@ def saddle_point_of_delta(
         value, eps, variance = approximate(losses, c)
         return log_delta - value, c**2 * variance, eps, value - log_delta
 
-    c, eps, off = _tilt_at_root(excess, log_delta, start, greatest, 2)
+    c, eps, error = _tilt_at_root(excess, log_delta, start, greatest, 2)
     if namespace(c) is np:  # JAX would compile the approximation once more.
         value, eps, _ = approximate(losses, c)
-        off = value - log_delta
+        error = value - log_delta
     # The slope of log delta is about -c. At an end of the range of tilts there is no root.
-    return c, eps + namespace(off).where(abs(off) < _NEAR_ROOT, off, 0.0) / c
+    return c, eps + namespace(error).where(abs(error) < _NEAR_ROOT, error, 0.0) / c
 
 
-def _tilt_at_root(rising: Any, like: Real, start: Real, greatest: float, others: int = 0) -> tuple[Any, ...]:
+def _tilt_at_root(rising: Any, reference: Real, start: Real, greatest: float, value_count: int = 0) -> tuple[Any, ...]:
     """Return the tilt where a function of log c is 0, and other values, as ``rising_root`` does."""
-    xp = namespace(like, start)
-    low, high = xp.full_like(like, np.log(_MIN_TILT)), xp.full_like(like, np.log(greatest))
+    xp = namespace(reference, start)
+    low, high = xp.full_like(reference, np.log(_MIN_TILT)), xp.full_like(reference, np.log(greatest))
     start = xp.clip(xp.log(start) + 0 * low, low, high)
-    log_c, *values = rising_root(rising, start, low, high, _TILT_TOLERANCE, others)
+    log_c, *values = rising_root(rising, start, low, high, _TILT_TOLERANCE, value_count)
     return xp.exp(log_c), *values
 
 

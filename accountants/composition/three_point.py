@@ -101,19 +101,19 @@ def three_point_loss(term: RepeatedLoss, tilt: Real) -> tuple[ThreePointLoss, An
     """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
     log_p, loss = cast(PrivacyLossDistribution, term.losses).finite
     xp = namespace(log_p, tilt)
-    p, real = xp.exp(log_p), ~xp.isneginf(log_p)
-    still = without_derivative(loss)
-    near = _LOSS_RTOL * (1 + xp.abs(still))
-    first = real & (still >= xp.where(real, still, -np.inf).max() - near)
-    second = real & ~first & (still <= xp.where(real, still, np.inf).min() + near)
-    rest = real & ~first & ~second
-    third = rest & (xp.abs(still - still[xp.where(rest, p, 0.0).argmax()]) <= near)
-    masses = xp.where(xp.stack([first, second, third]), p, 0.0)
+    p, has_mass = xp.exp(log_p), ~xp.isneginf(log_p)
+    fixed_loss = without_derivative(loss)
+    tolerance = _LOSS_RTOL * (1 + xp.abs(fixed_loss))
+    is_largest = has_mass & (fixed_loss >= xp.where(has_mass, fixed_loss, -np.inf).max() - tolerance)
+    is_least = has_mass & ~is_largest & (fixed_loss <= xp.where(has_mass, fixed_loss, np.inf).min() + tolerance)
+    is_other = has_mass & ~is_largest & ~is_least
+    is_heaviest = is_other & (xp.abs(fixed_loss - fixed_loss[xp.where(is_other, p, 0.0).argmax()]) <= tolerance)
+    masses = xp.where(xp.stack([is_largest, is_least, is_heaviest]), p, 0.0)
     mass = masses.sum(-1)
     mean = (masses * loss).sum(-1) / xp.where(mass > 0, mass, 1.0)
     mass = xp.maximum(mass, xp.finfo(mass.dtype).tiny ** 0.5)
     return ThreePointLoss(mass, mean, xp.asarray(term.count, mass.dtype), without_derivative(tilt)), ~(
-        rest & ~third
+        is_other & ~is_heaviest
     ).any()
 
 
@@ -156,15 +156,15 @@ def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: 
     m = xp.maximum(n - a, 0.0)
     gap = xp.maximum(loss[1] - loss[2], xp.finfo(loss.dtype).tiny)
     edge = xp.floor((epsilon - a * loss[0] - m * loss[2]) / gap) + 1
-    is_inside, all_of_it = (edge >= 1) & (edge <= m), edge < 1
+    is_inside, all_exceed = (edge >= 1) & (edge <= m), edge < 1
     E = xp.clip(edge, 1.0, xp.maximum(m, 1.0))
     # Compute both under p and under q, whose masses are those of p times e^-l.
-    far = _OVERFLOW_SHARE * xp.log(xp.finfo(loss.dtype).max)
-    two = mass[1:] * xp.exp(np.array([[0], [1]]) * xp.minimum(loss[1] - loss[1:], far))
-    t, rest = (two / two.sum(-1, keepdims=True)).T[..., None]
-    turned = m * t >= E
+    max_exponent = _OVERFLOW_SHARE * xp.log(xp.finfo(loss.dtype).max)
+    masses_p_q = mass[1:] * xp.exp(np.array([[0], [1]]) * xp.minimum(loss[1] - loss[1:], max_exponent))
+    t, s = (masses_p_q / masses_p_q.sum(-1, keepdims=True)).T[..., None]
+    is_complement = m * t >= E
     # Either b >= E, or the complement: the other count >= m - E + 1 and the first one at most E - 1.
-    k, b = xp.where(turned, m - E + 1, E), xp.where(turned, E - 1, E)
+    k, b = xp.where(is_complement, m - E + 1, E), xp.where(is_complement, E - 1, E)
     p_all, p_edge = xp.where(a <= n, _probabilities(n, mass, a, m, b), 0.0)
     # Masses under q times e^eps: of all b together, and of the outcome at the edge, e^(eps - S).
     shares = mass[1:] / mass[1:].sum()
@@ -172,10 +172,12 @@ def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: 
     by_loss = xp.exp(epsilon - a * loss[0] - b[1] * loss[1] - (m - b[1]) * loss[2])
     ones = xp.ones_like(a)
     row_mass, at_edge = p_all[0] * xp.stack([ones, by_all]), p_edge * xp.stack([ones, by_loss])
-    beyond = at_edge * _integrals(k, m, xp.where(turned, rest, t))
-    above = xp.where(all_of_it, row_mass, xp.where(is_inside, xp.where(turned, row_mass - beyond, beyond), 0.0))
-    moved = xp.where(is_inside, xp.where(turned, t, rest) * k * at_edge, 0.0)
-    p, q = xp.stack([above, a * above, m * t * above + moved, m * rest * above - moved], 1)
+    edge_integral = at_edge * _integrals(k, m, xp.where(is_complement, s, t))
+    tail_mass = xp.where(
+        all_exceed, row_mass, xp.where(is_inside, xp.where(is_complement, row_mass - edge_integral, edge_integral), 0.0)
+    )
+    edge_term = xp.where(is_inside, xp.where(is_complement, t, s) * k * at_edge, 0.0)
+    p, q = xp.stack([tail_mass, a * tail_mass, m * t * tail_mass + edge_term, m * s * tail_mass - edge_term], 1)
     return xp.stack([p - q, q])
 
 
@@ -183,16 +185,16 @@ def _integrals(k: RealArray, m: RealArray, t: RealArray) -> RealArray:
     """Return k times the integral of e^-phi over v > 0, by Gauss-Legendre in sqrt(v); 1 <= k <= m and k >= m t."""
     xp = namespace(k, t)
     tiny = xp.finfo(k.dtype).tiny
-    odds, rest = t / xp.maximum(1 - t, tiny), xp.maximum(m - k, 0.0)
-    rise, bend = xp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)
+    odds, m_minus_k = t / xp.maximum(1 - t, tiny), xp.maximum(m - k, 0.0)
+    rise, bend = xp.maximum(k - m_minus_k * odds, 0.0), m_minus_k * odds * (1 + odds)
     end = 2 * _MAX_EXPONENT / (rise + xp.sqrt(rise**2 + 2 * _MAX_EXPONENT * bend))
     for _ in range(_NEWTON_STEPS):
-        share = -xp.expm1(-end)
-        size = 1 + odds * share
-        slope = k - rest * odds * (1 - share) / size
-        end = end - (k * end - rest * xp.log(size) - _MAX_EXPONENT) / xp.maximum(slope, tiny)
+        fraction = -xp.expm1(-end)
+        size = 1 + odds * fraction
+        slope = k - m_minus_k * odds * (1 - fraction) / size
+        end = end - (k * end - m_minus_k * xp.log(size) - _MAX_EXPONENT) / xp.maximum(slope, tiny)
     v = end[..., None] * like(_NODES, end)
-    value = xp.exp(rest[..., None] * xp.log1p(-odds[..., None] * xp.expm1(-v)) - k[..., None] * v)
+    value = xp.exp(m_minus_k[..., None] * xp.log1p(-odds[..., None] * xp.expm1(-v)) - k[..., None] * v)
     return k * end * (value * like(_WEIGHTS, end)).sum(-1)
 
 
@@ -200,23 +202,35 @@ def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b:
     """Return P_n(a) and P(a, b) = n!/prod k_j! prod p_j^k_j, with b in two rows: (2, 2, a)."""
     xp = namespace(mass, a)
     counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
-    share = mass / mass.sum()
-    means = n * xp.stack([share[0], share[1] + share[2], xp.ones_like(n), share[1], share[1], share[2], share[2]])
-    first, others, all_of_it, *two = _log_poisson(counts, means[:, None])
-    first = first - all_of_it + n * xp.log(mass.sum())
-    return xp.exp(first + xp.stack([xp.stack([others, others]), xp.stack(two[:2]) + xp.stack(two[2:])]))
+    p = mass / mass.sum()
+    means = n * xp.stack(
+        [
+            p[0],
+            p[1] + p[2],
+            xp.ones_like(n),
+            p[1],
+            p[1],
+            p[2],
+            p[2],
+        ]
+    )
+    log_first, log_others, log_all, *log_pairs = _log_poisson(counts, means[:, None])
+    log_first = log_first - log_all + n * xp.log(mass.sum())
+    return xp.exp(
+        log_first + xp.stack([xp.stack([log_others, log_others]), xp.stack(log_pairs[:2]) + xp.stack(log_pairs[2:])])
+    )
 
 
 def _log_poisson(k: RealArray, mean: RealArray) -> RealArray:
     """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
     xp, special = namespace(k, mean), special_functions(k)
-    small = xp.minimum(k, _STIRLING_FROM)
-    exact = special.xlogy(small, mean) - mean - special.gammaln(small + 1)
+    small_k = xp.minimum(k, _STIRLING_FROM)
+    exact = special.xlogy(small_k, mean) - mean - special.gammaln(small_k + 1)
     k, mean = xp.maximum(k, _STIRLING_FROM), xp.maximum(mean, xp.finfo(k.dtype).tiny ** 0.9)
     e, square = (k - mean) / mean, 1 / k**2
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))) / k
     deviance = mean * ((1 + e) * xp.log1p(e) - e)
-    return xp.where(small < _STIRLING_FROM, exact, -deviance - series - xp.log(k) / 2 - _HALF_LOG)
+    return xp.where(small_k < _STIRLING_FROM, exact, -deviance - series - xp.log(k) / 2 - _HALF_LOG)
 
 
 @pytree
@@ -229,14 +243,14 @@ class ThreePointLosses(TiltedComposer):
         if not may_be_three_points(direction.losses):
             return False
         (capped,), _ = direction.capped
-        three, are_all = three_point_loss(capped, direction.tilt.c)
-        return are_all & is_enumerable(three)
+        reduced, are_all = three_point_loss(capped, direction.tilt.c)
+        return are_all & is_enumerable(reduced)
 
     def prepare(self, losses: LossTuple) -> tuple[ThreePointLoss, Any]:
         (capped,), infinite = capped_losses(losses, self.bound)
         return three_point_loss(capped, self.tilt)[0], infinite
 
-    def profile_of(self, prepared: ThreePointLoss, direction: Direction) -> ThreePointLoss:
+    def profile(self, prepared: ThreePointLoss, direction: Direction) -> ThreePointLoss:
         return prepared
 
 
@@ -252,7 +266,7 @@ def are_three_points(losses: LossTuple) -> bool:
     return len(losses) == 1 and nodes is not None and nodes.p.shape[-1] <= 3 + 1
 
 
-def are_few_counts(releases: tuple[RepeatedReleases, ...]) -> bool:
+def are_counts_enumerable(releases: tuple[RepeatedReleases, ...]) -> bool:
     """Return whether all counts of the lightest loss are kept, whatever its probability."""
     counts = [checks.concrete(term.count) for term in releases]
     return len(counts) == 1 and counts[0] is not None and bool(np.all(counts[0] < ROWS))

@@ -31,7 +31,7 @@ Profile = Callable[[float], Rates]
 
 _ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
 _MIN_DISTANCE = 1e-9  # The relative distance of points from which on they have a chord.
-_SLOPE_RTOL = 1e-6  # More than the relative error of the slope of a chord, by that of the places of its points.
+_SLOPE_RTOL = 1e-6  # More than the relative error of the slope of a chord, by that of its points.
 _UNKNOWN_SLOPE = 1e300  # A slope of which nothing is known.
 _MAX_EPSILON = 700.0  # The largest eps of a line.
 # Distances from the place of an extremum, in turn: those of precise profiles, and of others in units of 1/c, where
@@ -50,20 +50,20 @@ class CurvePoint(NamedTuple):
     @classmethod
     def of_error(cls, low: float, high: float, alpha: float) -> CurvePoint:
         low, high = max(float(low), 0.0), min(float(high), 1 - alpha)
-        return cls((min(low, high), high), (_down(1 - high), _up(1 - low)))
+        return cls((min(low, high), high), (_round_down(1 - high), _round_up(1 - low)))
 
     @classmethod
     def of_power(cls, low: float, high: float, alpha: float) -> CurvePoint:
         low, high = max(float(low), alpha), min(float(high), 1.0)
         high = max(low, high)
-        return cls((_down(1 - high), _up(1 - low)), (low, high))
+        return cls((_round_down(1 - high), _round_up(1 - low)), (low, high))
 
 
-def _down(value: float) -> float:
+def _round_down(value: float) -> float:
     return max(value - _ROUNDING / 8, 0.0)
 
 
-def _up(value: float) -> float:
+def _round_up(value: float) -> float:
     return min(value + _ROUNDING / 8, 1.0)
 
 
@@ -97,16 +97,16 @@ def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
     rising = np.where(is_apart, (low[:, None] - high) / gap, -_UNKNOWN_SLOPE).max(1)
     falling = np.where(is_apart, (high[:, None] - low) / gap, _UNKNOWN_SLOPE).min(0)
     rising, falling = rising - _SLOPE_RTOL * np.abs(rising), falling + _SLOPE_RTOL * np.abs(falling)
-    start, slope, stop, other, width = low[:-1], rising[:-1], low[1:], falling[1:], np.diff(x)
-    at_start, at_stop = np.maximum(start, stop - other * width), np.maximum(start + slope * width, stop)
+    start, rise, stop, fall, width = low[:-1], rising[:-1], low[1:], falling[1:], np.diff(x)
+    at_start, at_stop = np.maximum(start, stop - fall * width), np.maximum(start + rise * width, stop)
     # Where both lines meet, by the one that is less steep.
-    meets = (start + slope * width < stop) == (stop - other * width < start)
-    place = (start - stop + other * width) / np.where(other == slope, 1.0, other - slope)
-    place = np.clip(place, 0.0, width)
-    by_start = np.abs(slope) <= np.abs(other)
-    crossing = np.where(by_start, start + slope * place, stop - other * (width - place))
+    meets = (start + rise * width < stop) == (stop - fall * width < start)
+    position = (start - stop + fall * width) / np.where(fall == rise, 1.0, fall - rise)
+    position = np.clip(position, 0.0, width)
+    by_start = np.abs(rise) <= np.abs(fall)
+    crossing = np.where(by_start, start + rise * position, stop - fall * (width - position))
     inner = np.where(meets, crossing, np.inf)
-    rounding = 8 * 2.0**-53 * (np.minimum(np.abs(slope), np.abs(other)) * x[1:] + np.abs(start) + np.abs(stop))
+    rounding = 8 * 2.0**-53 * (np.minimum(np.abs(rise), np.abs(fall)) * x[1:] + np.abs(start) + np.abs(stop))
     return np.minimum(np.minimum(at_start, at_stop), inner) - rounding
 
 
@@ -114,7 +114,7 @@ def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: fl
     """Return bounds of the least delta(eps) + e^eps alpha over 0 <= eps, from points next to its place."""
     eps, low, high = _bounds(profile, points, farthest)
     bottom, top = (
-        np.array([power_of_line(each, delta, alpha, side) for each, delta in zip(eps, rates, strict=True)])
+        np.array([power_of_line(epsilon, delta, alpha, side) for epsilon, delta in zip(eps, rates, strict=True)])
         for rates, side in ((low, -1), (high, 1))
     )
     # Between two points delta is at least that of the right one. Beyond the farthest eps the sum rises.
@@ -124,46 +124,46 @@ def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: fl
 
 def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
     """Return bounds of the largest e^-eps (1 - delta(eps) - alpha) over 0 <= eps, from points next to its place."""
-    eps, low, high = (each[::-1] for each in _bounds(profile, points, farthest))
+    eps, low, high = (column[::-1] for column in _bounds(profile, points, farthest))
     bottom, top = (
-        np.array([error_of_line(each, delta, alpha, side) for each, delta in zip(eps, rates, strict=True)])
+        np.array([error_of_line(epsilon, delta, alpha, side) for epsilon, delta in zip(eps, rates, strict=True)])
         for rates, side in ((high, -1), (low, 1))
     )
     ends = zip(eps[:-1], eps[1:], low[:-1], strict=True)
-    most = [max(error_of_line(each, delta, alpha, 1) for each in (start, stop)) for start, stop, delta in ends]
-    bound = -convex_minimum(np.exp(-eps), -top, -bottom, -np.array(most))
+    ceilings = [max(error_of_line(end, delta, alpha, 1) for end in (start, stop)) for start, stop, delta in ends]
+    bound = -convex_minimum(np.exp(-eps), -top, -bottom, -np.array(ceilings))
     # Beyond the largest loss delta is constant. Beyond any other eps it is not negative.
-    beyond = error_of_line(farthest, low[0] if farthest < _MAX_EPSILON else 0.0, alpha, 1)
-    return float(bottom.max()), max(bound, beyond, 0.0)
+    tail_error = error_of_line(farthest, low[0] if farthest < _MAX_EPSILON else 0.0, alpha, 1)
+    return float(bottom.max()), max(bound, tail_error, 0.0)
 
 
 def _bounds(profile: Profile, points: np.ndarray, farthest: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return points, eps = 0 and the farthest one, and bounds of delta; those at the ends follow from the others."""
     points = np.unique(np.clip(points, 0.0, farthest))
     low, high = np.transpose([profile(float(eps)) for eps in points])
-    before, after = bool(points[0] > 0.0), bool(points[-1] < farthest)
-    eps = np.concatenate([[0.0] * before, points, [farthest] * after])
-    low = np.concatenate([[low[0]] * before, low, [0.0] * after])
-    return eps, low, np.concatenate([[1.0] * before, high, [high[-1]] * after])
+    prepend, append = bool(points[0] > 0.0), bool(points[-1] < farthest)
+    eps = np.concatenate([[0.0] * prepend, points, [farthest] * append])
+    low = np.concatenate([[low[0]] * prepend, low, [0.0] * append])
+    return eps, low, np.concatenate([[1.0] * prepend, high, [high[-1]] * append])
 
 
 @proven("trade_off#proof")
 def curve_point(
-    profile: Profile, places: Callable[[float, bool], np.ndarray], alpha: float, largest_loss: float
+    profile: Profile, tangent_points: Callable[[float, bool], np.ndarray], alpha: float, largest_loss: float
 ) -> CurvePoint:
     """Return bounds of the curve at alpha in (0, 1), from bounds of delta at an eps >= 0.
 
-    ``places(alpha, is_flat)`` returns points around the eps whose line is the highest one, of either kind.
+    ``tangent_points(alpha, is_flat)`` returns points around the eps whose line is the highest one, of either kind.
     """
     farthest = min(largest_loss, _MAX_EPSILON)
     steep = None
     if alpha <= 0.5:  # f(a) < a from some a <= 1/2 on.
         reach = min(farthest, -math.log(alpha))  # From there on e^eps alpha is at least 1.
-        low, high = steep_power(profile, places(alpha, False), alpha, reach)
+        low, high = steep_power(profile, tangent_points(alpha, False), alpha, reach)
         steep = CurvePoint.of_power(low, high, alpha)
         if steep.error[0] >= alpha:
             return steep
-    flat = CurvePoint.of_error(*flat_error(profile, places(alpha, True), alpha, farthest), alpha)
+    flat = CurvePoint.of_error(*flat_error(profile, tangent_points(alpha, True), alpha, farthest), alpha)
     if steep is None:
         return flat
     # Where f(a) < a is not certain, f(a) is at most the larger of a and of the bound by the first kind.
@@ -173,16 +173,16 @@ def curve_point(
     return CurvePoint.of_error(max(steep.error[0], flat.error[0]), high, alpha)
 
 
-def around(place: float) -> np.ndarray:
+def points_around(epsilon: float) -> np.ndarray:
     """Return points around the place of an extremum, for a precise profile."""
-    return np.concatenate([place - _PRECISE_DISTANCES, [place], place + _PRECISE_DISTANCES])
+    return np.concatenate([epsilon - _PRECISE_DISTANCES, [epsilon], epsilon + _PRECISE_DISTANCES])
 
 
-def searched_place(
+def tangent_epsilon(
     estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH_RTOL
 ) -> float:
     """Return about the eps whose line is the highest one."""
-    farthest = min(largest_loss, _MAX_EPSILON if is_flat else -math.log(alpha))
+    largest_epsilon = min(largest_loss, _MAX_EPSILON if is_flat else -math.log(alpha))
 
     def objective(eps: float, _: object) -> float:
         if is_flat:
@@ -191,18 +191,18 @@ def searched_place(
 
     if is_flat and not math.isfinite(largest_loss):
         # The lines are 0 or negative almost everywhere: no eps is larger than where delta is small.
-        farthest = next(
-            (eps for eps in 2.0 ** np.arange(-6, 10) if estimate(eps) < (1 - alpha) * _SEARCH_RTOL), farthest
+        largest_epsilon = next(
+            (eps for eps in 2.0 ** np.arange(-6, 10) if estimate(eps) < (1 - alpha) * _SEARCH_RTOL), largest_epsilon
         )
-    return minimum(objective, (), np.float64(0.0), np.float64(farthest), rtol=rtol)
+    return minimum(objective, (), np.float64(0.0), np.float64(largest_epsilon), rtol=rtol)
 
 
-def around_estimate(
+def points_around_tangent(
     estimate: Callable[[float], float], alpha: float, is_flat: bool, largest_loss: float, rtol: float = _SEARCH_RTOL
 ) -> np.ndarray:
     """Return points around the eps whose line is the highest one, for bounds that are not precise."""
-    place = searched_place(estimate, alpha, is_flat, largest_loss, rtol)
-    delta = max(estimate(place), 1e-300)
-    falls = (1 - alpha) / delta - 1 if is_flat else alpha * math.exp(place) / delta
-    steps = _ESTIMATE_DISTANCES / min(max(falls, 0.1), 1e3)
-    return np.concatenate([place - steps, [place], place + steps])
+    epsilon = tangent_epsilon(estimate, alpha, is_flat, largest_loss, rtol)
+    delta = max(estimate(epsilon), 1e-300)
+    rate = (1 - alpha) / delta - 1 if is_flat else alpha * math.exp(epsilon) / delta
+    distances = _ESTIMATE_DISTANCES / min(max(rate, 0.1), 1e3)
+    return np.concatenate([epsilon - distances, [epsilon], epsilon + distances])

@@ -20,7 +20,7 @@ import numpy as np
 from accountants.dominating_pairs import gaussian_integrals
 from accountants.dominating_pairs.base import Curve, DominatingPair, cap, sum_of_pieces
 from accountants.dominating_pairs.discrete import Atoms
-from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, of_tails, points_at_levels
+from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, intervals_from_tails, points_at_levels
 from accountants.privacy_loss import SMOOTH_PANELS, PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -399,7 +399,7 @@ class NoiseFormulas:
             return np.clip(inverse(level, piece), ends[0][piece], ends[1][piece]), error
 
         weights = shares[:, :, None] * pieces.weights.T
-        intervals = of_tails(self.source, places, (weights[0], weights[1]), ends, points)
+        intervals = intervals_from_tails(self.source, places, (weights[0], weights[1]), ends, points)
         return intervals.where((pieces.weights > 0).any(-1))
 
     def _steepness(self, distances: tuple[float, ...] = (0.0, 1.0)) -> Callable[[Any, Any, Any], Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_at
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_intervals
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
@@ -256,7 +256,7 @@ def _cut_at_turns(side: Side, cells: int) -> Any:
     shares: Any = shares_with_ends(cells + 1)
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
-    starts, ends, rows = split_at(left, right, turn, row)
+    starts, ends, rows = split_intervals(left, right, turn, row)
     return starts, ends, wide[rows]
 
 

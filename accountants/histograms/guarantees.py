@@ -13,7 +13,7 @@ from accountants.closed_forms import concentrated
 from accountants.closed_forms.concentrated import Concentrated
 from accountants.closed_forms.pure import pure_delta
 from accountants.dominating_pairs.registry import noise_pairs
-from accountants.profile import epsilon_of
+from accountants.profile import inverse_profile
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.mechanisms import named
@@ -113,6 +113,6 @@ def unknown_domain_guarantee(
     rest = float((delta - charge.leak) * (1 - 2 * ndtr(-T / s)) ** D0)
     bounds = {
         "concentrated": float(charge.epsilon(delta)),
-        "gaussian": float(epsilon_of(noise_pairs(Gaussian(1.0), math.sqrt(D0) * Dinf / s), rest)),
+        "gaussian": float(inverse_profile(noise_pairs(Gaussian(1.0), math.sqrt(D0) * Dinf / s), rest)),
     }
     return HistogramGuarantee((f"{D0} counts, Gaussian, sigma {s:g}, truncated at {T:.6g}",), delta, bounds)

@@ -17,7 +17,7 @@ import numpy as np
 
 from accountants.composition.brackets.cells import TooManyPointsError
 from accountants.composition.brackets.masses import RATIO, Masses
-from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose, stages_of
+from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose, stage_count
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, conservative_root
@@ -245,7 +245,7 @@ def _bound(loss: ReportLoss, n: int, side: int, enough: float = math.inf) -> flo
     parts = parts if trimmed is loss else _parts(one, n)
     c, deviation = _tilt(one, n)
     grids = _Grids(parts, c, deviation, side)
-    error = _RTOL if stages_of(max(count for _, count in parts)) else _FEW_RTOL
+    error = _RTOL if stage_count(max(count for _, count in parts)) else _FEW_RTOL
     if side > 0:
         return min(grids.bound(error), _chernoff_bound(one, n, c))
     # Where outcomes are sparse, a polygon on a grid loses more than its square.
@@ -289,7 +289,7 @@ class _Grids:
         the mean, and the tilted sum grows by c^2 / 2 of that.
         """
         counts = [count for _, count in self.parts]
-        stages = stages_of(max(counts))
+        stages = stage_count(max(counts))
         step = math.sqrt(12 * error / ((1 + stages) * sum(counts))) / self.tilt
         step = min(step, self.deviation / _MIN_POINTS / RATIO**stages)
         for _ in range(coarser + 1):

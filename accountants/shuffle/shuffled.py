@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from accountants.composition.self_composed import RepeatedReleases
-from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
+from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.discrete import Atoms, of_dots
 from accountants.dominating_pairs.registry import bounded_pair
 from accountants.guarantee import ASK_FOR_AN_ESTIMATE, ComposableGuarantee, Guarantee, check_one_given
@@ -163,7 +163,7 @@ class Shuffled(ComposableGuarantee):
             return CurvePoint.of_power(alpha, alpha, alpha)
         if alpha not in self._known_points:
             level = self._pure_epsilon()
-            places = partial(around_estimate, self.estimate_delta, largest_loss=level)
+            places = partial(points_around_tangent, self.estimate_delta, largest_loss=level)
             self._known_points[alpha] = curve_point(self._delta_bracket, places, alpha, level)
         return self._known_points[alpha]
 

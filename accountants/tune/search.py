@@ -102,7 +102,7 @@ class Cost:
             value, solved, missed = float(value), float(solved), 0.0
         else:
             with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
-                value, solved, missed = self._of_numbers(z)
+                value, solved, missed = self._evaluate_numbers(z)
         if value == -math.inf:
             raise ValueError(f"objective: {self.objective.name} of {self.family.name} is not bounded")
         if not value + missed < math.inf:
@@ -112,7 +112,7 @@ class Cost:
             self.nearest = SearchResult(np.array(z), value, self.solved)
         return value + self.weight * missed
 
-    def _of_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
+    def _evaluate_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
         """Return the value, the solved budget, and what is missed of the constraints."""
         try:
             member = self.family.build_near(domains.values(self.family.domains, z), self.solved)

@@ -226,7 +226,7 @@ def exact_sampler(mechanism: Any) -> Any:
     if _has_hash(mechanism):
         return _cached(mechanism)
     if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter is an array.
-        return _cached(_of_numbers(mechanism))
+        return _cached(_evaluate_numbers(mechanism))
     return _sampler(mechanism)
 
 
@@ -273,10 +273,10 @@ def _has_hash(item: Batchable) -> bool:
 
 @bounded_cache(1 << 28)
 def _cached(mechanism: Mechanism) -> ExactSampler:
-    return _sampler(_of_numbers(mechanism))
+    return _sampler(_evaluate_numbers(mechanism))
 
 
-def _of_numbers(mechanism: object) -> Any:
+def _evaluate_numbers(mechanism: object) -> Any:
     """Return a mechanism with plain numbers as parameters, of which there are no arrays but those of ``Optimal``."""
     if not isinstance(mechanism, Mechanism | AdditiveVector):
         return mechanism

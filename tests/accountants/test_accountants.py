@@ -13,7 +13,7 @@ import accountants
 import dpkernels as dpk
 from accountants import profile
 from accountants.dominating_pairs.registry import dominating_pairs
-from accountants.profile import epsilon_of
+from accountants.profile import inverse_profile
 
 SLACK = 1e-9
 
@@ -158,6 +158,6 @@ def test_inputs_at_both_ends_have_the_same_support(m):
 )
 def test_a_bisection_that_knows_about_its_root_has_the_same_bits(monkeypatch, noise):
     pairs, deltas = dominating_pairs(dpk.Additive(noise, 1.0)), (1e-300, 1e-11, 1e-6, 0.03, 0.9)
-    quick = [epsilon_of(pairs, np.float64(delta)) for delta in deltas]
+    quick = [inverse_profile(pairs, np.float64(delta)) for delta in deltas]
     monkeypatch.setattr(profile, "_evaluated_near_root", lambda before, *_: before)
-    assert quick == [epsilon_of(pairs, np.float64(delta)) for delta in deltas]
+    assert quick == [inverse_profile(pairs, np.float64(delta)) for delta in deltas]

@@ -25,7 +25,7 @@ from accountants.composition.brackets.cells import NoGridError, best_offset, cel
 from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.masses import Masses, above
 from accountants.composition.self_composed import ConvergenceError, HasTerms, RepeatedReleases
-from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
+from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from accountants.loss_intervals import UNIT
@@ -237,6 +237,6 @@ class GridOrRenyi:
             return self.grid.errors(alpha, largest_loss)
 
         def places(alpha: float, is_flat: bool) -> np.ndarray:
-            return around_estimate(self.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
+            return points_around_tangent(self.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
 
         return curve_point(self.delta, places, alpha, largest_loss)

@@ -14,7 +14,7 @@ import numpy as np
 
 from accountants.composition.interpolation import heaviest_atoms
 from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, points_at_levels
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_intervals
 from dpkernels.numerics import Real, gauss_legendre
 from dpkernels.proven import proven
 from dpkernels.solve import shares_with_ends, turning_points
@@ -232,7 +232,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
         _check_monotone(level)
         return atoms, MonotonePieces(source, number, left, right), unknown
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
-    starts, ends, rows = split_at(left, right, turn, row)
+    starts, ends, rows = split_intervals(left, right, turn, row)
     return atoms, MonotonePieces(source, number[rows], starts, ends), unknown
 
 
@@ -479,7 +479,7 @@ def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     for halves_beside in (place - 1, place):
         some = (halves_beside >= 0) & (halves_beside < count)
         np.maximum.at(outside, halves_beside[some], apart[some])
-    start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
+    start, end, piece = split_intervals(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
     some = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
     panels = Panels(start[some], end[some], piece[some])
 

@@ -26,10 +26,10 @@ from accountants.composition.closed_form import ClosedForm, OneRelease, more_tha
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
 from accountants.composition.self_composed import check_one_mechanism
-from accountants.composition.trade_off import CurvePoint, around_estimate, curve_point
+from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.base import profile
 from accountants.loss_intervals import UNIT
-from accountants.profile import epsilon_of
+from accountants.profile import inverse_profile
 
 _LOSS_RTOL = 1e-12  # A bound on the relative error of a largest loss, and of a sum of them.
 _LOSS_ATOL = 64 * UNIT  # A bound on its absolute error: a small loss is the log of a ratio near 1.
@@ -61,7 +61,7 @@ class ByDirections:
 
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
         def places(alpha: float, is_flat: bool) -> np.ndarray:
-            return around_estimate(self.otherwise.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
+            return points_around_tangent(self.otherwise.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
 
         return curve_point(self.delta, places, alpha, largest_loss)
 
@@ -118,7 +118,7 @@ class RigorousBounds:
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")
         for formula in (OneRelease, GaussianReleases, FewOutcomes):
-            bounds = formula.of(self.guarantee)
+            bounds = formula.from_guarantee(self.guarantee)
             if bounds is not None:
                 return bounds
         by_grid, adaptive = GridOrRenyi(GridBracket(self.guarantee, self.width)), self.guarantee.adaptive_profile
@@ -150,7 +150,7 @@ class RigorousBounds:
     def upper_ends_of_epsilon(self, delta: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``epsilon`` at every delta; those of closed forms without the lower ones."""
         if isinstance(self._method, OneRelease):
-            return np.minimum(epsilon_of(self._method.pairs, delta), self.largest_loss)
+            return np.minimum(inverse_profile(self._method.pairs, delta), self.largest_loss)
         is_formula, ends = isinstance(self._method, ClosedForm), np.empty(delta.shape)
         for index, number in np.ndenumerate(delta):
             ends[index] = self.upper_epsilon(float(number)) if is_formula else self.epsilon(float(number))[1]

@@ -39,15 +39,15 @@ from accountants.composition.brackets.sums import (
     NotRareError,
     compose,
     compose_directly,
-    stages_of,
+    stage_count,
 )
 from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
 from accountants.composition.self_composed import MAX_TILT, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.trade_off import (
     CurvePoint,
-    around_estimate,
     curve_point,
     error_of_line,
+    points_around_tangent,
     power_of_line,
 )
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
@@ -165,7 +165,7 @@ class GridBracket:
         if not best:  # It is where the profiles of two directions cross.
 
             def places(alpha: float, is_flat: bool) -> np.ndarray:
-                return around_estimate(directions.upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
+                return points_around_tangent(directions.upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
 
             return curve_point(self.delta, places, alpha, largest_loss)
         eps, is_flat = min(best[0][0], largest_loss), best[0][1]
@@ -573,7 +573,7 @@ class _Estimate:
             return lattice
         if not self.is_staged:
             return min(max(step, 1e-14), _MAX_FIRST_STEP)
-        stages = stages_of(most)
+        stages = stage_count(most)
         step /= math.sqrt(1 + stages)
         if any(self._window(term, step, RATIO**stages, (-np.inf, np.inf)) for term in terms if stages):
             # A mixture has further losses on the last grid.
@@ -590,7 +590,7 @@ class _Estimate:
     def bounds(self, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
-        stages = stages_of(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
+        stages = stage_count(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
         if direction.lattice is not None and self.is_on_lattice:
             step, stages = direction.lattice, 0
         elif self.is_on_atoms and not self.is_direct:

@@ -49,7 +49,7 @@ _MAX_RARE = 60  # The most rare losses of a sum.
 _MAX_UNSTAGED_COUNT = 60
 
 
-def stages_of(count: int) -> int:
+def stage_count(count: int) -> int:
     """Return the number of stages for so many reports of one kind."""
     stages = 0
     while count > _MAX_UNSTAGED_COUNT:

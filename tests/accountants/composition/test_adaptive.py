@@ -7,7 +7,7 @@ import pytest
 from two_piece import TwoPiece
 
 from accountants import guarantee
-from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _lower_hull, _of_direction
+from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _direction_bounds, _lower_hull
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
@@ -103,7 +103,7 @@ def test_an_adaptive_adversary_gains():
 def test_one_release_of_one_direction_is_its_profile():
     """The bounds of one step contain the exact profile; the lower ones reach the largest loss, 0.5, a step early."""
     one = guarantee(Additive(NOISE["two-piece"][0]), 1.0).numeric.terms[0]
-    bounds = _of_direction(list(one.pairs), 1, 1 / 64, 1.0, 1e-12)
+    bounds = _direction_bounds(list(one.pairs), 1, 1 / 64, 1.0, 1e-12)
     for epsilon in (0.0, 0.1, 0.2, 0.4375):
         low, high = bounds.delta(epsilon)
         exact = guarantee(Additive(NOISE["two-piece"][0]), 1.0).delta(epsilon)

@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition import fft, self_composed
 from accountants.composition.direction import PANELS
-from accountants.composition.interpolation import POINTS, pointwise_maximum, share_on_grid
+from accountants.composition.interpolation import POINTS, interpolate_on_grid, pointwise_maximum
 from accountants.composition.self_composed import ConvergenceError
 from accountants.composition.three_point import ThreePointLoss, three_point_loss
 from accountants.dominating_pairs.base import as_float64
@@ -182,7 +182,7 @@ def test_deposits_keep_polynomials_and_atoms(x64):
     loss = np.array([0.31, 1.77, 4.2, 5.0])
     nodes = PrivacyLossDistribution(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
     nodes = as_float64(nodes)
-    masses, atoms = share_on_grid(nodes, nodes.p, 1.0, 0.5, 32).masses(32)
+    masses, atoms = interpolate_on_grid(nodes, nodes.p, 1.0, 0.5, 32).masses(32)
     grid = 1.0 + 0.5 * np.where(np.arange(32) < 24, np.arange(32), np.arange(32) - 32)
     for power in range(len(POINTS)):
         assert (masses * grid**power).sum() == pytest.approx((nodes.p * loss**power).sum(), rel=1e-12)
@@ -376,7 +376,7 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
         (parts,) = made.repeated_losses(PANELS)
         c = jnp.float64(1.0)
         tilted = [part.tilted(c) for part in parts]
-        made_of = fft.compose(tilted, c, fft.grid_of(tilted, c, parts))
+        made_of = fft.compose(tilted, c, fft.choose_grid(tilted, c, parts))
 
         def at(place):
             eps = made_of.start + made_of.step * place

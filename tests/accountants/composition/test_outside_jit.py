@@ -72,10 +72,10 @@ def test_values_and_gradients_are_those_of_plain_numbers(name: str) -> None:
         def function(t: Any, at: Any = at, quantity: str = quantity) -> Any:
             return getattr(make(t), f"estimate_{quantity}")(at)
 
-        value, (by_t, by_at) = jax.value_and_grad(function, (0, 1))(t, at)
+        value, (by_t, by_argument) = jax.value_and_grad(function, (0, 1))(t, at)
         np.testing.assert_allclose(value, function(t), rtol=1e-7)
         np.testing.assert_allclose(by_t, difference(function, t), rtol=2e-6)
-        np.testing.assert_allclose(by_at, difference(lambda at: function(t, at), at), rtol=2e-6)
+        np.testing.assert_allclose(by_argument, difference(lambda at: function(t, at), at), rtol=2e-6)
 
 
 def test_vmap_jacfwd_and_arrays_of_eps() -> None:
