@@ -110,12 +110,10 @@ def chosen(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, object]]
     own: dict[str, object] = {"epsilon": float(mechanism.epsilon)}
     if isinstance(mechanism, PrefixPlan):
         own |= {name: getattr(mechanism, name) for name in ("length", "alphabet", "lengths", "longer")}
-        return "prefix-response", own | (
-            {} if mechanism.other is None else {"other": mechanism.value_of(mechanism.other)}
-        )
+        return "prefix-response", own | ({} if mechanism.other is None else {"other": mechanism.value(mechanism.other)})
     own["categories"] = mechanism.categories if mechanism.labels is None else mechanism.labels
     if mechanism.other is not None:
-        own["other"] = str(mechanism.label_of(mechanism.other))
+        own["other"] = str(mechanism.label(mechanism.other))
     if isinstance(mechanism, BlockResponse):
         return "block-response", own | {"blocks": mechanism.blocks}
     if isinstance(mechanism, SubsetSelection) and mechanism.size > 1:

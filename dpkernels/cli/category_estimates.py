@@ -108,7 +108,7 @@ class CategoryEstimates:
         order = np.argsort(-total, kind="stable")[:_MAX_BARS]
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
             low, high = (end[order] for end in estimate.shares.interval(self.confidence))
-            names = [display_name(str(estimate.mechanism.label_of(int(code)))) for code in order]
+            names = [display_name(str(estimate.mechanism.label(int(code)))) for code in order]
             caption = "" if self.by is None else f"{display_name(self.by)} {_name(group)}: "
             caption += f"{estimate.count:,} reports at epsilon {self.epsilon:g}"
             about = f"{100 * self.confidence:g} % intervals"

@@ -160,8 +160,8 @@ class Distribution(Noise):
         """Return P(a < Z <= b) for a <= b, as a difference of the smaller tail to avoid cancellation."""
         a, b = floating(a), floating(b)
         xp = namespace(a, b)
-        between = xp.where(a >= 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
-        return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), between)
+        one_sided = xp.where(a >= 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
+        return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), one_sided)
 
     def moment(self, power: int, a: Real, b: Real) -> RealArray:
         """Return the integral of z^power f(z) over [a, b], power 0, 1 or 2; precise also for close ends."""
@@ -251,14 +251,14 @@ class Symmetric(Distribution):
     def lower_inverse(self, u: Real) -> Real:
         """Return the inverse of ``cdf`` for u in (0, 1), accurate near 0."""
 
-    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Return the integral of t^power f(t), power 0, 1 or 2, over [near, far], near >= 0; far may be infinite."""
-        return self._quadrature(power, near, far)
+    def partial_moment(self, power: int, lower: Real, upper: Real) -> Real:
+        """Return the integral of t^power f(t), power 0, 1 or 2, over [lower, upper] in [0, infinity]."""
+        return self._quadrature(power, lower, upper)
 
     def cdf(self, z: Real) -> Real:
         z = floating(z)
-        beyond = vanishing(self.tail, namespace(z).abs(z))
-        return namespace(z, beyond).where(z < 0, beyond, 1 - beyond)
+        tail = vanishing(self.tail, namespace(z).abs(z))
+        return namespace(z, tail).where(z < 0, tail, 1 - tail)
 
     def sf(self, z: Real) -> Real:
         return self.cdf(-floating(z))
@@ -266,25 +266,25 @@ class Symmetric(Distribution):
     def mass(self, a: Real, b: Real) -> RealArray:
         a, b = floating(a), floating(b)
         xp = namespace(a, b)
-        beyond_a, beyond_b = vanishing(self.tail, xp.abs(a)), vanishing(self.tail, xp.abs(b))
-        across = 1 - beyond_a - beyond_b
-        xp = namespace(across)
-        return xp.where(a >= 0, beyond_a - beyond_b, xp.where(b <= 0, beyond_b - beyond_a, across))
+        tail_a, tail_b = vanishing(self.tail, xp.abs(a)), vanishing(self.tail, xp.abs(b))
+        two_sided = 1 - tail_a - tail_b
+        xp = namespace(two_sided)
+        return xp.where(a >= 0, tail_a - tail_b, xp.where(b <= 0, tail_b - tail_a, two_sided))
 
     def moment(self, power: int, a: Real, b: Real) -> Any:
         a, b = (floating(as_of(z, *tree_leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
         xp = namespace(a, b)
-        across, rising, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
-        near, far = xp.where(rising, a, b), xp.where(rising, b, a)
+        spans_zero, b_is_outer, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
+        inner, outer = xp.where(b_is_outer, a, b), xp.where(b_is_outer, b, a)
         # Of an odd integrand the parts at equal distances from 0 cancel.
-        none = xp.isinf(near) & (True if power == 1 else ~across)
-        near, far = xp.where(none, 0.0, near), xp.where(none, 0.0, far)
-        xp = namespace(near, far)
+        is_empty = xp.isinf(inner) & (True if power == 1 else ~spans_zero)
+        inner, outer = xp.where(is_empty, 0.0, inner), xp.where(is_empty, 0.0, outer)
+        xp = namespace(inner, outer)
         if power == 1:
-            one_sided_moment = self.partial_moment(1, near, far)
-            return namespace(one_sided_moment).where(rising, one_sided_moment, -one_sided_moment)
-        one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
-        return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
+            moment = self.partial_moment(1, inner, outer)
+            return namespace(moment).where(b_is_outer, moment, -moment)
+        outer_moment = self.partial_moment(power, xp.where(spans_zero, 0.0, inner), outer)
+        return outer_moment + self.partial_moment(power, xp.zeros_like(inner), xp.where(spans_zero, inner, 0.0))
 
     def inverse(self, u: Real, lower: Real) -> RealArray:
         z = self.lower_inverse(u)

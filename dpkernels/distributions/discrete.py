@@ -74,8 +74,8 @@ class Lattice(Noise):
         xp, logs = namespace(z, self.step, self._width), self.log_weight(self.points)
         z = floating(z)
         k = xp.round(z / self.step)
-        possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
-        return xp.where(possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
+        is_possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
+        return xp.where(is_possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
 
     @each_entry
     def nearest_possible(self, z: Real, tolerance: Real) -> Real:
@@ -86,8 +86,8 @@ class Lattice(Noise):
     @each_entry
     def cdf(self, z: Real) -> Real:
         xp = namespace(z, self.probabilities)
-        below = xp.concatenate([xp.zeros(1), xp.cumsum(self.probabilities)])
-        return xp.minimum(below[xp.searchsorted(self.points, floating(z), side="right")], 1.0)
+        cumulative = xp.concatenate([xp.zeros(1), xp.cumsum(self.probabilities)])
+        return xp.minimum(cumulative[xp.searchsorted(self.points, floating(z), side="right")], 1.0)
 
     @each_entry
     def icdf(self, u: Real) -> Real:

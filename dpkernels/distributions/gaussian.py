@@ -49,13 +49,13 @@ class Gaussian(Symmetric):
 
     def tail(self, z: Real) -> Real:
         """Return erfc(z / (s sqrt 2)) / 2, which takes a fifth of the time of the normal cdf in JAX."""
-        return _beyond(0, z / self.sigma)
+        return _tail_moment(0, z / self.sigma)
 
-    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        s, xp = self.sigma, namespace(near, far, self.sigma)
-        endless = xp.isinf(far)
-        within = _within(power, near / s, (xp.where(endless, near, far) - near) / s)
-        return s**power * xp.where(endless, _beyond(power, near / s), within)
+    def partial_moment(self, power: int, lower: Real, upper: Real) -> Real:
+        s, xp = self.sigma, namespace(lower, upper, self.sigma)
+        is_endless = xp.isinf(upper)
+        finite = _interval_moment(power, lower / s, (xp.where(is_endless, lower, upper) - lower) / s)
+        return s**power * xp.where(is_endless, _tail_moment(power, lower / s), finite)
 
     def lower_inverse(self, u: Real) -> Real:
         return self.sigma * ndtri(u)
@@ -65,7 +65,7 @@ def _density(z: Real) -> RealArray:
     return namespace(z).exp(-(z**2) / 2) / _ROOT
 
 
-def _beyond(power: int, z: Real) -> Real:
+def _tail_moment(power: int, z: Real) -> Real:
     """Return the integral of t^power phi(t) from z >= 0 to infinity: Q(z), phi(z) or z phi(z) + Q(z), Q = 1 - Phi."""
     if power == 1:
         return _density(z)
@@ -73,15 +73,15 @@ def _beyond(power: int, z: Real) -> Real:
     return tail + z * _density(z) if power else tail
 
 
-def _within(power: int, m: Real, w: Real) -> Real:
+def _interval_moment(power: int, m: Real, w: Real) -> Real:
     """Return the integral of t^power phi(t) over [m, m + w], for m and w of at least 0, precise for small w."""
     xp, c = namespace(m, w), m + w / 2
     if power == 1:
         return -_density(m) * xp.expm1(-w * c)
-    apart = _beyond(power, m) - _beyond(power, m + w)
+    difference = _tail_moment(power, m) - _tail_moment(power, m + w)
     if power == 0:
         series = 1 + (c**2 - 1) * w**2 / 24 + (c**4 - 6 * c**2 + 3) * w**4 / 1920
-        return xp.where(w * (1 + c) < 0.02, w * _density(c) * series, apart)
+        return xp.where(w * (1 + c) < 0.02, w * _density(c) * series, difference)
     nodes, weights = (like(array, w) for array in GAUSS_LEGENDRE)
     t = xp.expand_dims(m, -1) + xp.expand_dims(w, -1) * nodes
-    return xp.where(w < 1, w * (weights * t**2 * _density(t)).sum(-1), apart)
+    return xp.where(w < 1, w * (weights * t**2 * _density(t)).sum(-1), difference)

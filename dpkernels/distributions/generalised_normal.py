@@ -69,20 +69,20 @@ class GeneralisedNormal(Symmetric):
         return Gaussian(self.gaussian_sigma) if self._is(2) else self
 
     def _is(self, exponent: int) -> bool:
-        """Return whether this is known to be the exponent."""
-        known = checks.concrete(self.exponent)
-        return known is not None and bool(np.all(np.asarray(known) == exponent))  # NumPy's, also within a trace.
+        """Return whether the exponent is a plain number equal to this one."""
+        value = checks.concrete(self.exponent)
+        return value is not None and bool(np.all(np.asarray(value) == exponent))  # NumPy's, also within a trace.
 
     def log_prob(self, z: Real) -> Real:
         xp = namespace(z, self.scale, self.exponent)
         return -self._power(xp.abs(z)) - _log_half_width(self.exponent) - xp.log(2 * self.scale)
 
-    def _power(self, distance: Real, share: float = 1.0) -> RealArray:
-        """Return (distance/s)^(share b), at 0 with derivatives of 0; the distance may be too large for the power."""
-        t, b = floating(distance / self.scale), share * self.exponent
+    def _power(self, distance: Real, fraction: float = 1.0) -> RealArray:
+        """Return (distance/s)^(fraction b), at 0 with derivatives of 0; the distance may be too large for the power."""
+        t, b = floating(distance / self.scale), fraction * self.exponent
         xp = namespace(t, b)
-        some = t > 0
-        return xp.where(some, xp.minimum(xp.where(some, t, 1.0), xp.finfo(t.dtype).max ** (0.5 / b)) ** b, 0.0)
+        is_positive, highest = t > 0, xp.finfo(t.dtype).max ** (0.5 / b)
+        return xp.where(is_positive, xp.minimum(xp.where(is_positive, t, 1.0), highest) ** b, 0.0)
 
     def tail(self, z: Real) -> Real:
         t = floating(z) / self.scale
@@ -91,14 +91,14 @@ class GeneralisedNormal(Symmetric):
 
     def lower_inverse(self, u: Real) -> Real:
         xp = namespace(u, self.scale, self.exponent)
-        below = u < 0.5
-        tail = xp.where(below, u, 1 - u)
+        is_lower = u < 0.5
+        tail = xp.where(is_lower, u, 1 - u)
         if xp is np:
             a = 1 / self.exponent
             t = special_functions(tail).gammainccinv(a, 2 * tail) ** a
         else:
             t = _traced_inverse(*_arrays(tail, self.exponent))
-        return self.scale * xp.where(below, -t, t)
+        return self.scale * xp.where(is_lower, -t, t)
 
     def loss(self, z: Real, shift: Real) -> RealArray:
         """Return (|z - D|^b - |z|^b)/s^b, which is -2 |z (z - D)/s^2|^(b/2) sinh(b artanh v).
@@ -110,9 +110,9 @@ class GeneralisedNormal(Symmetric):
         outer = xp.abs(m) > xp.abs(h)
         v = xp.where(outer, h, m) / xp.where(outer, m, h)
         roots = self._power(xp.abs(z), 0.5) * self._power(xp.abs(z - shift), 0.5)
-        near = -2 * roots * xp.sinh(self.exponent * xp.arctanh(xp.clip(v, -0.5, 0.5)))
+        close = -2 * roots * xp.sinh(self.exponent * xp.arctanh(xp.clip(v, -0.5, 0.5)))
         # Where one of both powers is small there is no cancellation.
-        return xp.where(xp.abs(v) < 0.5, near, self._power(xp.abs(z - shift)) - self._power(xp.abs(z)))
+        return xp.where(xp.abs(v) < 0.5, close, self._power(xp.abs(z - shift)) - self._power(xp.abs(z)))
 
     def loss_limits(self, shift: Real) -> tuple[RealArray, Real]:
         xp = namespace(shift, self.scale, self.exponent)
@@ -127,8 +127,8 @@ class GeneralisedNormal(Symmetric):
     def quantiles(self) -> RealArray:
         """Return quantiles, and points close to 0, where powers of z have no derivatives."""
         points, scale = without_derivative((super().quantiles, self.scale))
-        near, xp = scale * 0.25 ** np.arange(_GRADES), namespace(points)
-        return xp.sort(xp.concatenate([points, -near, near])).astype(points.dtype)
+        distances, xp = scale * 0.25 ** np.arange(_GRADES), namespace(points)
+        return xp.sort(xp.concatenate([points, -distances, distances])).astype(points.dtype)
 
     @property
     def mean(self) -> Real:
@@ -163,8 +163,8 @@ def _arrays(*values: Real) -> list[Array]:
 def _upper_power(t: RealArray, b: RealArray) -> RealArray:
     """Return Q(1/b, t^b), the probability of |T| > t at unit scale; at t = 0 with derivatives of 0 in b."""
     xp = namespace(t, b)
-    kind = xp.finfo(t.dtype)
-    return _upper_gamma(1 / b, xp.clip(t, float(kind.tiny) ** 0.125, float(kind.max) ** 0.1) ** b)
+    limits = xp.finfo(t.dtype)
+    return _upper_gamma(1 / b, xp.clip(t, float(limits.tiny) ** 0.125, float(limits.max) ** 0.1) ** b)
 
 
 def _upper_gamma(a: Real, x: Real) -> RealArray:
@@ -174,29 +174,29 @@ def _upper_gamma(a: Real, x: Real) -> RealArray:
     is small, which those of JAX's function do not.
     """
     xp = namespace(a, x)
-    small = x < _FRACTION_FROM
-    near, far = xp.where(small, x, 1.0), xp.where(small, _FRACTION_FROM, x)
+    is_small = x < _FRACTION_FROM
+    small_x, large_x = xp.where(is_small, x, 1.0), xp.where(is_small, _FRACTION_FROM, x)
     # 1/Gamma(1 + a) = 1 + a R, and Q = -a R - (1 + a R) (x^a - 1 + a x^a sum of (-x)^n/(n! (a + n)), n >= 1).
     remainder = _remainder(a)
-    total = _repeated(_SERIES_TERMS, lambda n, total: -near / n * (1 / (a + n) + total), 0.0 * (near + a))
-    power = xp.expm1(a * xp.log(near))
+    total = _nested(_SERIES_TERMS, lambda n, total: -small_x / n * (1 / (a + n) + total), 0.0 * (small_x + a))
+    power = xp.expm1(a * xp.log(small_x))
     series = -a * remainder - (1 + a * remainder) * (power + a * (1 + power) * total)
 
-    def step(n: int, below: Real) -> RealArray:  # Legendre's continued fraction, from its end.
-        return far + (2 * n - 1) - a - n * (n - a) / below
+    def step(n: int, denominator: Real) -> RealArray:  # Legendre's continued fraction, from its end.
+        return large_x + (2 * n - 1) - a - n * (n - a) / denominator
 
-    below = _repeated(_FRACTION_TERMS, step, far + (2 * _FRACTION_TERMS + 1) - a)
-    fraction = a * (1 + a * remainder) * xp.exp(a * xp.log(far) - far) / below
-    return xp.where(small, series, fraction)
+    denominator = _nested(_FRACTION_TERMS, step, large_x + (2 * _FRACTION_TERMS + 1) - a)
+    fraction = a * (1 + a * remainder) * xp.exp(a * xp.log(large_x) - large_x) / denominator
+    return xp.where(is_small, series, fraction)
 
 
 def _remainder(a: Real) -> RealArray:
     """Return R = (1/Gamma(1 + a) - 1)/a for 0 <= a <= 1, by its power series."""
     table = namespace(a).asarray(_RECIPROCAL_GAMMA, floating(a).dtype)
-    return _repeated(len(table), lambda n, total: table[n - 1] + a * total, 0.0 * a)
+    return _nested(len(table), lambda n, total: table[n - 1] + a * total, 0.0 * a)
 
 
-def _repeated(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
+def _nested(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
     """Return step(1, step(2, ... step(count, total))); a loop of JAX compiles in a tenth of the time of its terms."""
     if namespace(total) is np:
         for n in range(count, 0, -1):
@@ -239,15 +239,15 @@ def _traced_inverse(tail: Real, b: RealArray) -> Array:
     It starts near the root: far out at the x of x^(a - 1) e^-x = Gamma(a) q, near 0 on the tangent at 0.
     """
     a, q = 1 / b, 2 * tail
-    endless = q <= 0
-    log_q = jnp.log(jnp.where(endless, 1.0, q))
+    is_zero = q <= 0
+    log_q = jnp.log(jnp.where(is_zero, 1.0, q))
     level = -log_q - jax.scipy.special.gammaln(a)
-    far = level > 1.5
-    level = jnp.where(far, level, 2.0)
-    t = jnp.where(far, (level - (1 - a) * jnp.log(level)) ** a, jnp.exp(_log_half_width(b)) * (1 - jnp.exp(log_q)))
+    is_far = level > 1.5
+    level = jnp.where(is_far, level, 2.0)
+    t = jnp.where(is_far, (level - (1 - a) * jnp.log(level)) ** a, jnp.exp(_log_half_width(b)) * (1 - jnp.exp(log_q)))
 
     def step(_: object, t: RealArray) -> Any:
         tail = _upper_power(t, b) / 2
         return jnp.maximum(t + (jnp.log(2 * tail) - log_q) * (tail / _density(t, b)), 0.0)
 
-    return jnp.where(endless, jnp.inf, jax.lax.fori_loop(0, _NEWTON_STEPS, step, t))
+    return jnp.where(is_zero, jnp.inf, jax.lax.fori_loop(0, _NEWTON_STEPS, step, t))

@@ -45,14 +45,14 @@ class Laplace(PiecewiseExponential):
     def tail(self, z: Real) -> Real:
         return namespace(z, self.scale).exp(-z / self.scale) / 2
 
-    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        return self.tail(near) / self.scale * exponential_moment(power, near, 1 / self.scale, far - near)
+    def partial_moment(self, power: int, lower: Real, upper: Real) -> Real:
+        return self.tail(lower) / self.scale * exponential_moment(power, lower, 1 / self.scale, upper - lower)
 
     def lower_inverse(self, u: Real) -> Real:
         xp = namespace(u, self.scale)
-        below = u < 0.5
-        tail = xp.log(2 * xp.where(below, u, 1 - u))
-        return self.scale * xp.where(below, tail, -tail)
+        is_lower = u < 0.5
+        log_tail = xp.log(2 * xp.where(is_lower, u, 1 - u))
+        return self.scale * xp.where(is_lower, log_tail, -log_tail)
 
     @property
     def knots(self) -> RealArray:
@@ -96,11 +96,11 @@ class MergedLaplace(PiecewiseExponential):
 
     def _segments(self) -> list[tuple[Real, Real, Real, Real]]:
         """Return (start, end, rate, F) of every segment."""
-        level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
+        level, infinity = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
         segments, start = [], 0 * level
-        for end, rate in zip((*self.breaks, endless), self.rates, strict=True):
+        for end, rate in zip((*self.breaks, infinity), self.rates, strict=True):
             segments.append((start, end, rate, level))
-            if end is not endless:
+            if end is not infinity:
                 level = level * namespace(rate, start, end).exp(-rate * (end - start))
             start = end
         return segments
@@ -109,42 +109,42 @@ class MergedLaplace(PiecewiseExponential):
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 
-    def _unscaled_moment(self, power: int, near: Real, far: Real) -> Real:
+    def _unscaled_moment(self, power: int, lower: Real, upper: Real) -> Real:
         """Return Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
-        xp = namespace(near, far, *self.rates, *self.breaks)
+        xp = namespace(lower, upper, *self.rates, *self.breaks)
         start, end, rate, level = self._columns(xp)
-        t, stop = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (near, far))
-        some = stop > t
-        t, width = xp.where(some, t, start), xp.where(some, stop - t, 0.0)
-        inside = level * xp.exp(-rate * (t - start)) * exponential_moment(power, t, rate, width)
-        return xp.where(some, inside, 0.0).sum(-1)
+        first, last = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (lower, upper))
+        is_inside = last > first
+        first, width = xp.where(is_inside, first, start), xp.where(is_inside, last - first, 0.0)
+        terms = level * xp.exp(-rate * (first - start)) * exponential_moment(power, first, rate, width)
+        return xp.where(is_inside, terms, 0.0).sum(-1)
 
     @property
     def _norm(self) -> Real:
-        nowhere, endless = (as_of(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
-        return 2 * self._unscaled_moment(0, nowhere, endless)
+        zero, infinity = (as_of(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
+        return 2 * self._unscaled_moment(0, zero, infinity)
 
-    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        return self._unscaled_moment(power, near, far) / self._norm
+    def partial_moment(self, power: int, lower: Real, upper: Real) -> Real:
+        return self._unscaled_moment(power, lower, upper) / self._norm
 
     def log_prob(self, z: Real) -> Real:
         z = namespace(z, *self.rates).abs(floating(z))
         xp = namespace(z, *self.rates, *self.breaks)
-        drop = 0.0
+        fall = 0.0
         for start, end, rate, _ in self._segments():
-            drop = drop + rate * (xp.clip(z, start, end) - start)
-        return -drop - xp.log(self._norm)
+            fall = fall + rate * (xp.clip(z, start, end) - start)
+        return -fall - xp.log(self._norm)
 
     def loss(self, z: Real, shift: Real) -> RealArray:
         """Return the integral of the rate from |z| to |z - shift|: a sum over segments of terms of one sign."""
         xp = namespace(z, shift, *self.rates, *self.breaks)
-        farther = self.farther(z, shift)
-        distance, near = xp.abs(farther), xp.minimum(xp.abs(z), xp.abs(z - shift))
-        total = 0.0 * farther
+        distance_change = self.farther(z, shift)
+        distance, nearer = xp.abs(distance_change), xp.minimum(xp.abs(z), xp.abs(z - shift))
+        total = 0.0 * distance_change
         for start, end, rate, _ in self._segments():
-            within = xp.minimum(xp.minimum(distance, end - start), xp.minimum(near + distance - start, end - near))
-            total = total + rate * xp.maximum(within, 0.0)
-        return xp.sign(farther) * total
+            overlap = xp.minimum(xp.minimum(distance, end - start), xp.minimum(nearer + distance - start, end - nearer))
+            total = total + rate * xp.maximum(overlap, 0.0)
+        return xp.sign(distance_change) * total
 
     def score(self, z: Real) -> RealArray:
         xp = namespace(z, *self.rates, *self.breaks)
@@ -155,31 +155,31 @@ class MergedLaplace(PiecewiseExponential):
 
     def tail(self, z: Real) -> Real:
         parameters = (*self.rates, *self.breaks)
-        if namespace(z, *parameters) is not np or any(np.ndim(each) for each in parameters):
+        if namespace(z, *parameters) is not np or any(np.ndim(parameter) for parameter in parameters):
             return self.partial_moment(0, z, as_of(np.inf, *parameters))
         # Of plain numbers only the segment that contains z is evaluated, and later ones are added up once.
         start, end, rate, level = self._columns(np)
-        beyond = np.append(np.cumsum((level * exponential_moment(0, start, rate, end - start))[:0:-1])[::-1], 0.0)
+        later_tail = np.append(np.cumsum((level * exponential_moment(0, start, rate, end - start))[:0:-1])[::-1], 0.0)
         i = np.searchsorted(start, z, side="right") - 1
-        inside = level[i] * np.exp(-rate[i] * (z - start[i])) * exponential_moment(0, z, rate[i], end[i] - z)
-        return (inside + beyond[i]) / self._norm
+        segment_tail = level[i] * np.exp(-rate[i] * (z - start[i])) * exponential_moment(0, z, rate[i], end[i] - z)
+        return (segment_tail + later_tail[i]) / self._norm
 
     def lower_inverse(self, u: Real) -> Real:
         """Return end - log1p(r q)/r in the segment with end density F_end, q = (tail - tail at the end) Z / F_end."""
         xp = namespace(u, *self.rates, *self.breaks)
-        below = u < 0.5
-        tail = xp.where(below, u, 1 - u) * self._norm
+        is_lower = u < 0.5
+        tail = xp.where(is_lower, u, 1 - u) * self._norm
         *inner, (start, _, rate, level) = self._segments()
-        beyond = level / rate  # The unnormalised tail at the start of the last segment.
-        z = start - xp.log(xp.minimum(tail / beyond, 1.0)) / rate
+        later_tail = level / rate  # The unnormalised tail at the start of the last segment.
+        z = start - xp.log(xp.minimum(tail / later_tail, 1.0)) / rate
         slope = q = xp.zeros_like(tail)
         for start, end, rate, level in reversed(inner):
-            inside, density = tail > beyond, level * xp.exp(-rate * (end - start))
-            z, slope = xp.where(inside, end, z), xp.where(inside, rate, slope)
-            q = xp.where(inside, xp.maximum(tail - beyond, 0.0) * (1 / density), q)
-            beyond = beyond + level * exponential_moment(0, start, rate, end - start)
+            is_inside, density = tail > later_tail, level * xp.exp(-rate * (end - start))
+            z, slope = xp.where(is_inside, end, z), xp.where(is_inside, rate, slope)
+            q = xp.where(is_inside, xp.maximum(tail - later_tail, 0.0) * (1 / density), q)
+            later_tail = later_tail + level * exponential_moment(0, start, rate, end - start)
         z = z - log1p_over(slope, q)
-        return xp.where(below, -z, z)
+        return xp.where(is_lower, -z, z)
 
     @property
     def knots(self) -> RealArray:

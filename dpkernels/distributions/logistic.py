@@ -30,8 +30,8 @@ class Logistic(Symmetric):
 
     def log_prob(self, z: Real) -> Real:
         b, xp = self.scale, namespace(z, self.scale)
-        far = xp.abs(z) / b
-        return -far - 2 * xp.log(1 + xp.exp(-far)) - xp.log(b)
+        distance = xp.abs(z) / b
+        return -distance - 2 * xp.log(1 + xp.exp(-distance)) - xp.log(b)
 
     def tail(self, z: Real) -> Real:
         """Return 1 / (1 + e^(z/b)), without overflow."""
@@ -46,12 +46,12 @@ class Logistic(Symmetric):
         """Return -4 artanh(t T) with t = tanh((z - D/2)/(2 b)) and T = tanh(D/(4 b))."""
         b, xp = self.scale, namespace(z, shift, self.scale)
         product = xp.tanh((z - shift / 2) / (2 * b)) * xp.tanh(shift / (4 * b))
-        near = -4 * xp.arctanh(xp.clip(product, -0.5, 0.5))
+        close = -4 * xp.arctanh(xp.clip(product, -0.5, 0.5))
         # In the tails 1 - t T would suffer cancellation, and so would the difference of two log densities.
-        nearer = xp.sign(shift) * xp.clip(shift - 2 * z, -xp.abs(shift), xp.abs(shift))  # |z - D| - |z|
-        near_0, near_D = (xp.log1p(xp.exp(-xp.abs(x) / b)) for x in (z, z - shift))
-        apart = nearer / b - 2 * (near_0 - near_D)
-        return xp.where(xp.abs(product) < 0.5, near, apart)
+        distance_change = xp.sign(shift) * xp.clip(shift - 2 * z, -xp.abs(shift), xp.abs(shift))  # |z - D| - |z|
+        correction_0, correction_D = (xp.log1p(xp.exp(-xp.abs(x) / b)) for x in (z, z - shift))
+        distant = distance_change / b - 2 * (correction_0 - correction_D)
+        return xp.where(xp.abs(product) < 0.5, close, distant)
 
     def loss_limits(self, shift: Real) -> tuple[Real, Real]:
         return shift / self.scale, -shift / self.scale

@@ -81,15 +81,15 @@ class Reweighted(Distribution):
 
     def cdf(self, z: Real) -> Real:
         z, xp = floating(z), namespace(z, self.low)
-        outside = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
-        inside = self.kernel.moment(0, self.low, xp.clip(z, self.low, self.high))
-        return (inside + self.outside * outside) / self.total
+        outer_mass = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
+        inner_mass = self.kernel.moment(0, self.low, xp.clip(z, self.low, self.high))
+        return (inner_mass + self.outside * outer_mass) / self.total
 
     def sf(self, z: Real) -> Real:
         z, xp = floating(z), namespace(z, self.low)
-        outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
-        inside = self.kernel.moment(0, xp.clip(z, self.low, self.high), self.high)
-        return (inside + self.outside * outside) / self.total
+        outer_mass = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
+        inner_mass = self.kernel.moment(0, xp.clip(z, self.low, self.high), self.high)
+        return (inner_mass + self.outside * outer_mass) / self.total
 
     def mass(self, a: Real, b: Real) -> RealArray:
         return self._in_parts(self.kernel.mass, a, b)
@@ -97,13 +97,13 @@ class Reweighted(Distribution):
     def inverse(self, u: Real, lower: Real) -> RealArray:
         """Return the kernel's inverse at a piecewise linear map of u: outside, inside, and outside again."""
         xp = namespace(u, lower, self.low, self.outside)
-        beyond = xp.where(lower, self.kernel.cdf(self.low), self.kernel.sf(self.high))
-        weighted, before, inside = u * self.total, self.outside * beyond, self.inside_mass
-        in_middle = (weighted >= before) & (weighted <= before + inside)
-        share = xp.where(self.outside > 0, self.outside, 1.0)
-        outer = xp.where(weighted < before, weighted, weighted + (share - 1) * inside) / share
-        z = self.kernel.inverse(xp.where(in_middle, weighted - before + beyond, outer), lower)
-        return xp.where(in_middle, xp.clip(z, self.low, self.high), z)
+        kernel_tail = xp.where(lower, self.kernel.cdf(self.low), self.kernel.sf(self.high))
+        weighted, outer_mass, inner_mass = u * self.total, self.outside * kernel_tail, self.inside_mass
+        is_inside = (weighted >= outer_mass) & (weighted <= outer_mass + inner_mass)
+        outer_weight = xp.where(self.outside > 0, self.outside, 1.0)
+        outer = xp.where(weighted < outer_mass, weighted, weighted + (outer_weight - 1) * inner_mass) / outer_weight
+        z = self.kernel.inverse(xp.where(is_inside, weighted - outer_mass + kernel_tail, outer), lower)
+        return xp.where(is_inside, xp.clip(z, self.low, self.high), z)
 
     def moment(self, power: int, a: Real, b: Real) -> RealArray:
         return self._in_parts(partial(self.kernel.moment, power), a, b)
@@ -119,23 +119,23 @@ class Reweighted(Distribution):
         K = self.kernel
         return self._from_kernel(K.variance + K.mean**2, 2) - self.mean**2
 
-    def _from_kernel(self, whole_moment: Real, power: int) -> Real:
-        inside = self.kernel.moment(power, self.low, self.high)
-        return (self.outside * whole_moment + (1 - self.outside) * inside) / self.total
+    def _from_kernel(self, kernel_moment: Real, power: int) -> Real:
+        inner_moment = self.kernel.moment(power, self.low, self.high)
+        return (self.outside * kernel_moment + (1 - self.outside) * inner_moment) / self.total
 
     def _in_parts(self, integral: Callable[[Real, Real], RealArray], a: Real, b: Real) -> RealArray:
         """Return the weighted sum of the kernel's integrals over the parts of [a, b]."""
         xp = namespace(a, b, self.low)
-        inside = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
-        below = integral(xp.minimum(a, self.low), xp.minimum(b, self.low))
-        above = integral(xp.maximum(a, self.high), xp.maximum(b, self.high))
-        return (inside + self.outside * (below + above)) / self.total
+        inner = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
+        lower = integral(xp.minimum(a, self.low), xp.minimum(b, self.low))
+        upper = integral(xp.maximum(a, self.high), xp.maximum(b, self.high))
+        return (inner + self.outside * (lower + upper)) / self.total
 
     @property
     def support(self) -> tuple[Real, Real]:
         low, high = self.kernel.support
-        xp, truncated = namespace(self.outside, self.low), self.outside <= 0
-        return xp.where(truncated, self.low, low), xp.where(truncated, self.high, high)
+        xp, is_truncated = namespace(self.outside, self.low), self.outside <= 0
+        return xp.where(is_truncated, self.low, low), xp.where(is_truncated, self.high, high)
 
     @property
     def edges(self) -> tuple[Real, ...]:

@@ -62,8 +62,8 @@ class Staircase(Symmetric):
         z = floating(z)
         xp = namespace(z, self.period, self.epsilon)
         finite = xp.isfinite(z)
-        inside = xp.log(self._peak) - self.epsilon * self._steps_down(xp.where(finite, z, 0.0))
-        return xp.where(finite, inside, -xp.inf)
+        log_density = xp.log(self._peak) - self.epsilon * self._steps_down(xp.where(finite, z, 0.0))
+        return xp.where(finite, log_density, -xp.inf)
 
     def loss(self, z: Real, shift: Real) -> RealArray:
         """Return eps times a difference of whole numbers."""
@@ -77,21 +77,22 @@ class Staircase(Symmetric):
         return 0.0 * floating(left)
 
     def tail(self, z: Real) -> Real:
-        return self._from(0, *self._position(z))
+        return self._tail_integral(0, *self._position(z))
 
-    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
+    def partial_moment(self, power: int, lower: Real, upper: Real) -> Real:
         """Add up the rest of the first period, the whole periods, and the start of the last one."""
-        a, xp = self._peak, namespace(near, far, self.period)
-        endless = xp.isinf(far)
-        (k, position), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
-        same = k == last
-        first = self._piece(power, k, position, xp.where(same, end, 1.0))
-        start = xp.exp(-self.epsilon * (last - k)) * self._piece(power, last, 0.0, end)
-        later = self._whole(power, k + 1, last) + start
-        within = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * (first + xp.where(same, 0.0, later))
-        return xp.where(endless, self._from(power, k, position), within)
+        a, xp = self._peak, namespace(lower, upper, self.period)
+        is_endless = xp.isinf(upper)
+        (k, position), (last, end) = self._position(lower), self._position(xp.where(is_endless, lower, upper))
+        is_one_period = k == last
+        first = self._period_integral(power, k, position, xp.where(is_one_period, end, 1.0))
+        start = xp.exp(-self.epsilon * (last - k)) * self._period_integral(power, last, 0.0, end)
+        further = self._whole_periods(power, k + 1, last) + start
+        total = first + xp.where(is_one_period, 0.0, further)
+        finite = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * total
+        return xp.where(is_endless, self._tail_integral(power, k, position), finite)
 
-    def _piece(self, power: int, k: Real, low: Real, high: Real) -> Real:
+    def _period_integral(self, power: int, k: Real, low: Real, high: Real) -> Real:
         """Return the integral of (1 or q) t^power over [k + low, k + high] in period k, with t in periods."""
         g, q = self.gamma, self._ratio
         xp = namespace(k, low, high, g)
@@ -102,27 +103,28 @@ class Staircase(Symmetric):
 
         return step(xp.minimum(low, g), xp.minimum(high, g)) + q * step(xp.maximum(low, g), xp.maximum(high, g))
 
-    def _from(self, power: int, k: Real, position: Real) -> Real:
+    def _tail_integral(self, power: int, k: Real, position: Real) -> Real:
         """Return the integral of t^power f(t) from a point of period k to infinity, with a geometric sum."""
         scale = self._peak * self.period ** (power + 1) * namespace(k, self.epsilon).exp(-self.epsilon * k)
-        return scale * (self._piece(power, k, position, 1.0) + self._ratio * self._periods(k + 1, power))
+        return scale * (self._period_integral(power, k, position, 1.0) + self._ratio * self._all_periods(k + 1, power))
 
-    def _whole(self, power: int, k: Real, last: Real) -> Real:
+    def _whole_periods(self, power: int, k: Real, last: Real) -> Real:
         """Return sum_j q^(1 + j - k) I_j over j = k .. last - 1, I_j the integral of (1 or q) t^power over period j."""
         eps, q, xp = self.epsilon, self._ratio, namespace(k, last, self.epsilon)
         count = xp.maximum(last - k, 0.0)
-        fall = -xp.expm1(-eps * count)
+        decrease = -xp.expm1(-eps * count)
         if power == 0:
-            return q * fall * self._periods(k, 0)
+            return q * decrease * self._all_periods(k, 0)
         # The difference of the sums from k and from last cancels where q^count is near 1: sum one by one there.
         is_short = (eps * count < 1) & (count <= _MAX_SUMMED_PERIODS)
-        apart = q * (self._periods(k, power) - (1 - fall) * self._periods(k + count, power))
+        difference = q * (self._all_periods(k, power) - (1 - decrease) * self._all_periods(k + count, power))
         staircases = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
         j = xp.arange(_MAX_SUMMED_PERIODS) + 0.0 * staircases.epsilon
-        terms = xp.exp(-staircases.epsilon * (j + 1)) * staircases._piece(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
-        return xp.where(is_short, xp.where(j < xp.expand_dims(count, -1), terms, 0.0).sum(-1), apart)
+        integrals = staircases._period_integral(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
+        terms = xp.exp(-staircases.epsilon * (j + 1)) * integrals
+        return xp.where(is_short, xp.where(j < xp.expand_dims(count, -1), terms, 0.0).sum(-1), difference)
 
-    def _periods(self, k: Real, power: int) -> Real:
+    def _all_periods(self, k: Real, power: int) -> Real:
         """Return the sum over j >= 0 of q^j times the integral of (1 or q) t^power over period k + j, in periods."""
         g, q = self.gamma, self._ratio
         s0, s1, s2 = 1 / (1 - q), q / (1 - q) ** 2, q * (1 + q) / (1 - q) ** 3
@@ -137,14 +139,14 @@ class Staircase(Symmetric):
         """Return the period from the geometric tail q^k / 2, then the position from the nearer end of the period."""
         D, g, q = self.period, self.gamma, self._ratio
         xp = namespace(u, D, q)
-        below = u < 0.5
-        tail = 2 * xp.where(below, u, 1 - u)
+        is_lower = u < 0.5
+        tail = 2 * xp.where(is_lower, u, 1 - u)
         k = xp.floor(-xp.log(tail) / self.epsilon)
-        tail_share, mass = tail * xp.exp(self.epsilon * k), (g + q * (1 - g)) / (1 - q)
-        risen = xp.maximum((1 - tail_share) * mass, 0.0)
-        unrisen = xp.maximum((tail_share * xp.exp(self.epsilon) - 1) * mass, 0.0)
-        z = D * (k + xp.where(risen < g, risen, xp.maximum(1 - unrisen, g)))
-        return xp.where(below, -z, z)
+        period_tail, mass = tail * xp.exp(self.epsilon * k), (g + q * (1 - g)) / (1 - q)
+        from_start = xp.maximum((1 - period_tail) * mass, 0.0)
+        to_end = xp.maximum((period_tail * xp.exp(self.epsilon) - 1) * mass, 0.0)
+        z = D * (k + xp.where(from_start < g, from_start, xp.maximum(1 - to_end, g)))
+        return xp.where(is_lower, -z, z)
 
     @property
     def knots(self) -> RealArray:

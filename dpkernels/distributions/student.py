@@ -47,9 +47,9 @@ class Student(Symmetric):
         nu, xp = self.degrees, namespace(z, self.scale)
         log_norm = _log_gamma_ratio(nu / 2) - math.log(math.pi * nu) / 2
         # The square of a large distance would overflow.
-        far, t = xp.log(xp.maximum(xp.abs(z / self.scale), 1.0)), z / self.scale
+        log_distance, t = xp.log(xp.maximum(xp.abs(z / self.scale), 1.0)), z / self.scale
         relative = xp.where(xp.abs(t) > 1, 1 / xp.maximum(xp.abs(t), 1.0), xp.abs(t))
-        inner = xp.where(xp.abs(t) > 1, xp.log(relative**2 + 1 / nu) + 2 * far, xp.log1p(relative**2 / nu))
+        inner = xp.where(xp.abs(t) > 1, xp.log(relative**2 + 1 / nu) + 2 * log_distance, xp.log1p(relative**2 / nu))
         return log_norm - (nu + 1) / 2 * inner - xp.log(self.scale)
 
     def tail(self, z: Real) -> Real:
@@ -60,18 +60,18 @@ class Student(Symmetric):
     def lower_inverse(self, u: Real) -> Real:
         """Return the root of the tail by a step of Halley's method and one of Newton's, which is differentiable."""
         standard, nu, xp = Student(1.0, self.degrees), self.degrees, namespace(u, self.scale)
-        below = u < 0.5
-        tail = xp.where(below, u, 1 - u)
-        endless = tail <= 0
-        tail = xp.where(endless, 0.5, tail)
-        aim = without_derivative(tail)
-        z = _about_inverse(aim, nu)
+        is_lower = u < 0.5
+        tail = xp.where(is_lower, u, 1 - u)
+        is_zero = tail <= 0
+        tail = xp.where(is_zero, 0.5, tail)
+        target = without_derivative(tail)
+        z = _approximate_inverse(target, nu)
         # These ratios stay finite in the far tail, where the density underflows.
-        off = (standard.tail(z) / aim - 1) * xp.exp(xp.log(aim) - standard.log_prob(z))
-        z = without_derivative(z + off / (1 - off * ((nu + 1) / 2) * (z / (nu + z**2))))
-        z = z + (standard.tail(z) / tail - 1) * without_derivative(xp.exp(xp.log(aim) - standard.log_prob(z)))
-        z = xp.where(endless, np.inf, z)
-        return self.scale * xp.where(below, -z, z)
+        step = (standard.tail(z) / target - 1) * xp.exp(xp.log(target) - standard.log_prob(z))
+        z = without_derivative(z + step / (1 - step * ((nu + 1) / 2) * (z / (nu + z**2))))
+        z = z + (standard.tail(z) / tail - 1) * without_derivative(xp.exp(xp.log(target) - standard.log_prob(z)))
+        z = xp.where(is_zero, np.inf, z)
+        return self.scale * xp.where(is_lower, -z, z)
 
     def loss(self, z: Real, shift: Real) -> RealArray:
         a, xp = self._square, namespace(z, shift, self.scale)
@@ -82,8 +82,8 @@ class Student(Symmetric):
 
     def turning_points(self, shift: Real) -> tuple[Real, ...]:
         """Return the zeros of z^2 - D z - nu s^2."""
-        reach = namespace(shift, self.scale).sqrt(shift**2 / 4 + self._square)
-        return shift / 2 - reach, shift / 2 + reach
+        half_distance = namespace(shift, self.scale).sqrt(shift**2 / 4 + self._square)
+        return shift / 2 - half_distance, shift / 2 + half_distance
 
     def steepness(self, left: Real, right: Real) -> Real:
         """Return Cauchy's bound on circles of radius theta d, d the panel's distance from the poles +-i s sqrt(nu).
@@ -126,7 +126,7 @@ def _log_gamma_ratio(x: float) -> float:
     return math.log(x) / 2 - 1 / (8 * x) + 1 / (192 * x**3) - 1 / (640 * x**5)
 
 
-def _about_inverse(tail: Real, nu: float) -> RealArray:
+def _approximate_inverse(tail: Real, nu: float) -> RealArray:
     """Return about the t with P(T > t) = tail <= 1/2 at unit scale (Hill 1970, CACM Algorithm 396: t-quantiles)."""
     xp = namespace(tail)
     a = 1 / (nu - 0.5)
@@ -134,22 +134,22 @@ def _about_inverse(tail: Real, nu: float) -> RealArray:
     c: Real = ((20700 * a / b - 98) * a - 16) * a + 96.36
     d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * nu
     y = (2 * d * tail) ** (2 / nu)
-    far = ((1 / (((nu + 6) / (nu * y) - 0.089 * d - 0.822) * (nu + 2) * 3) + 0.5 / (nu + 4)) * y - 1) * (nu + 1)
+    far_term = ((1 / (((nu + 6) / (nu * y) - 0.089 * d - 0.822) * (nu + 2) * 3) + 0.5 / (nu + 4)) * y - 1) * (nu + 1)
     is_far = y <= 0.05 + a
     x = ndtri(xp.where(is_far, 0.5, tail))
     c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c + (0.3 * (nu - 4.5) * (x + 0.6) if nu < 5 else 0.0)
-    near = (((((0.4 * x**2 + 6.3) * x**2 + 36) * x**2 + 94.5) / c - x**2 - 3) / b + 1) * x
-    return xp.sqrt(nu * xp.where(is_far, far / (nu + 2) + 1 / y, xp.expm1(a * near**2)))
+    normal_quantile = (((((0.4 * x**2 + 6.3) * x**2 + 36) * x**2 + 94.5) / c - x**2 - 3) / b + 1) * x
+    return xp.sqrt(nu * xp.where(is_far, far_term / (nu + 2) + 1 / y, xp.expm1(a * normal_quantile**2)))
 
 
 def _tail(t: Real, nu: float) -> RealArray:
     """Return P(T > t) at unit scale, for t >= 0; for t < 1 as a complement, which would cancel in a small tail."""
     xp, special = namespace(t), special_functions(t)
-    small = t < 1
-    square = xp.where(small, t, 1.0) ** 2
-    near = 0.5 - special.betainc(0.5, nu / 2, square / (square + nu)) / 2
-    far = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(small, 1.0, t**2) / nu)) / 2
-    return xp.where(small, near, far)
+    is_small = t < 1
+    square = xp.where(is_small, t, 1.0) ** 2
+    small_tail = 0.5 - special.betainc(0.5, nu / 2, square / (square + nu)) / 2
+    large_tail = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(is_small, 1.0, t**2) / nu)) / 2
+    return xp.where(is_small, small_tail, large_tail)
 
 
 def _tail_and_slope(nu: float, primals: tuple[Real], tangents: tuple[Real]) -> tuple[Real, Real]:

@@ -80,22 +80,22 @@ class Tabulated(PiecewiseExponential):
     def tail(self, z: Real) -> Real:
         (t, cell), (logs, tails) = self._place(z), self._table
         xp = namespace(t)
-        inside = like(tails, t)[cell + 1] + xp.exp(like(logs, t)[cell]) * (cell + 1 - xp.minimum(t, self.cells))
-        return xp.where(t < self.cells, inside, tails[-1] * xp.exp(-self.fall * xp.maximum(t - self.cells, 0.0)))
+        cell_tail = like(tails, t)[cell + 1] + xp.exp(like(logs, t)[cell]) * (cell + 1 - xp.minimum(t, self.cells))
+        return xp.where(t < self.cells, cell_tail, tails[-1] * xp.exp(-self.fall * xp.maximum(t - self.cells, 0.0)))
 
     def lower_inverse(self, u: Real) -> Real:
         u, (logs, tails) = floating(u), self._table
         xp = namespace(u)
-        below = u < 0.5
-        tail = xp.where(below, u, 1 - u)
+        is_lower = u < 0.5
+        tail = xp.where(is_lower, u, 1 - u)
         cell = xp.clip(self.cells - xp.searchsorted(like(tails[:0:-1], tail), tail), 0, self.cells - 1)
-        inside = cell + 1 - (tail - like(tails, tail)[cell + 1]) * xp.exp(-like(logs, tail)[cell])
-        possible = tail > 0
+        cell_position = cell + 1 - (tail - like(tails, tail)[cell + 1]) * xp.exp(-like(logs, tail)[cell])
+        is_positive = tail > 0
         # The mass beyond the last cell may be below the floats, and then no tail is.
-        least = max(tails[-1], np.finfo(np.float64).tiny)
-        far = self.cells + xp.log(least / xp.where(possible, tail, 1.0)) / self.fall
-        t = xp.where(tail >= tails[-1], inside, xp.where(possible, far, xp.inf))
-        return self.width * xp.where(below, -t, t)
+        last_tail = max(tails[-1], np.finfo(np.float64).tiny)
+        far_position = self.cells + xp.log(last_tail / xp.where(is_positive, tail, 1.0)) / self.fall
+        t = xp.where(tail >= tails[-1], cell_position, xp.where(is_positive, far_position, xp.inf))
+        return self.width * xp.where(is_lower, -t, t)
 
     @property
     def knots(self) -> RealArray:
@@ -108,14 +108,14 @@ class Tabulated(PiecewiseExponential):
 
     @property
     def variance(self) -> Real:
-        places = np.arange(self.cells) + 0.5
-        return self.width**2 * self._moment(places**2 + 1 / 12, lambda s, m: 2 / s**2 + 2 * m / s + m**2)
+        middles = np.arange(self.cells) + 0.5
+        return self.width**2 * self._moment(middles**2 + 1 / 12, lambda s, m: 2 / s**2 + 2 * m / s + m**2)
 
     @property
     def absolute_moment(self) -> Real:
         return self.width * self._moment(np.arange(self.cells) + 0.5, lambda s, m: 1 / s + m)
 
-    def _moment(self, of_cells: np.ndarray, beyond: Any) -> float:
-        """Return the mean of a function of |z|, from its means in the cells, and beyond the last one."""
+    def _moment(self, cell_means: np.ndarray, outer_mean: Any) -> float:
+        """Return the mean of a function of |z|, from its means in the cells, and its mean beyond them."""
         logs, tails = self._table
-        return float(2 * (np.exp(logs) * of_cells).sum() + 2 * tails[-1] * beyond(self.fall, self.cells))
+        return float(2 * (np.exp(logs) * cell_means).sum() + 2 * tails[-1] * outer_mean(self.fall, self.cells))

@@ -120,14 +120,14 @@ class Channel(abc.ABC):
 
         (m,) ``weights`` stand in for the values.
         """
-        x, variance, least_mean_variance = self._value_noise if weights is None else self._noise_of(weights)
+        x, variance, least_mean_variance = self._value_noise if weights is None else self._residual(weights)
         return float(np.interp(mean, x, variance)), float(np.interp(mean, x, least_mean_variance))
 
     @cached_property
     def _value_noise(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._noise_of(self.values)
+        return self._residual(self.values)
 
-    def _noise_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _residual(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return increasing inputs with the variances of weights, and the largest convex function below these."""
         weights = weights - weights.mean()
         (x, first), (_, second) = self.means(weights), self.means(weights**2)

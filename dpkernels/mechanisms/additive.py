@@ -69,9 +69,9 @@ class Additive(Mechanism):
 
     def log_prob(self, y: Real, x: Real) -> Any:
         """Return the log density of the noise at y - x, on a grid log probability; -inf outside its support."""
-        return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
+        return unless_nan(self.noise.log_prob(self._residual(y, x)), y, x)
 
-    def _noise_of(self, y: Real, x: Any) -> Any:
+    def _residual(self, y: Real, x: Any) -> Any:
         """Return y - x; for noise on a grid, rounded to the nearest grid point if it is within rounding of it."""
         y = floating(y)
         z = y - x
@@ -84,9 +84,9 @@ class Additive(Mechanism):
         return namespace(log_mass).exp(log_mass)
 
     def cdf(self, y: Real, x: Real) -> Real:
-        return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
+        return unless_nan(self.noise.cdf(self._residual(y, x)), y, x)
 
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         return x + self.noise.icdf(u)
 
     def mean(self, x: Real) -> RealArray:
@@ -141,7 +141,7 @@ class AdditiveVector:
     lattice: Any
 
     @property
-    def own_norm(self) -> str:
+    def noise_norm(self) -> str:
         """Return the norm in which the noise's privacy is known."""
         return "l1" if self.coordinate.noise.gaussian_sigma is None else "l2"
 
@@ -181,10 +181,10 @@ def check_shape(mechanism: Any, shape: tuple[int, ...], name: str = "x") -> None
         )
 
 
-def growth(norm: str, own_norm: str, dimensions: int) -> float:
+def growth(norm: str, noise_norm: str, dimensions: int) -> float:
     """Return the largest length in the noise's own norm of d values of length 1 in ``norm``: 1, sqrt(d) or d."""
-    power = {("linf", "l1"): 1.0, ("linf", "l2"): 0.5, ("l2", "l1"): 0.5}.get((norm, own_norm), 0.0)
-    return dimensions**power
+    exponent = {("linf", "l1"): 1.0, ("linf", "l2"): 0.5, ("l2", "l1"): 0.5}.get((norm, noise_norm), 0.0)
+    return dimensions**exponent
 
 
 def _vector_delta(delta: Real) -> RealArray:
@@ -227,17 +227,18 @@ def on_vectors(
         raise ValueError("mechanism: claims nothing; it needs a sensitivity, epsilon and delta")
     if lattice is not None:
         checks.positive("lattice", lattice)
-    total = _vector_delta(mechanism.delta) if delta is None else delta
-    claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=total)
-    own_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).own_norm
-    largest_sensitivity = mechanism.sensitivity / growth(norm, own_norm, dimensions)
+    vector_delta = _vector_delta(mechanism.delta) if delta is None else delta
+    claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=vector_delta)
+    noise_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).noise_norm
+    largest_sensitivity = mechanism.sensitivity / growth(norm, noise_norm, dimensions)
     D = largest_sensitivity if sensitivity is None else sensitivity
     checks.sensitivity(D)
     if lattice is not None:
         checks.within("lattice", lattice, 0.0, D)
-    if (share := checks.concrete(D / largest_sensitivity)) is not None and share > 1 + 1e-12:
+    if (excess_ratio := checks.concrete(D / largest_sensitivity)) is not None and excess_ratio > 1 + 1e-12:
         raise ValueError(
-            f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is {share * mechanism.sensitivity:.9g} in "
-            f"{own_norm}; the noise is made for {shortest(mechanism.sensitivity)}"
+            f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is "
+            f"{excess_ratio * mechanism.sensitivity:.9g} in {noise_norm}; the noise is made for "
+            f"{shortest(mechanism.sensitivity)}"
         )
     return AdditiveVector(claim, D, dimensions, norm, lattice)

@@ -18,9 +18,9 @@ from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
 
 # How far a report may be from its atom, in units of rounding.
-_ROUNDED = 16
-# How far it may be on the grid of an exact sampler, as a share of the output interval.
-_LATTICE = 1e-8
+_ROUNDING_UNITS = 16
+# How far it may be on the grid of an exact sampler, as a fraction of the output interval.
+_GRID_TOLERANCE = 1e-8
 
 METHODS = ("mixture", "inverse")
 
@@ -65,9 +65,9 @@ class Mechanism(Batchable, abc.ABC):
 
     def probability_within(self, x: Real, theta: Real) -> RealArray:
         """Return P(|report - x| <= theta)."""
-        places, p = self.atoms(x)
-        mass_at_low_end = namespace(places, x).where(places == x - theta, p, 0.0).sum(0)
-        return self.cdf(x + theta, x) - self.cdf(x - theta, x) + mass_at_low_end
+        atoms, p = self.atoms(x)
+        lower_end_mass = namespace(atoms, x).where(atoms == x - theta, p, 0.0).sum(0)
+        return self.cdf(x + theta, x) - self.cdf(x - theta, x) + lower_end_mass
 
     def error_bound(self, x: Real) -> Real:
         """Return a bound of |report - x| that is exceeded with a probability below 1e-9."""
@@ -103,24 +103,24 @@ class Mechanism(Batchable, abc.ABC):
         """
         u, x = floating(u), floating(x)
         low, high = self.input_interval
-        inside = (x >= low) & (x <= high)
-        xp = namespace(inside, low)
-        x = xp.where(inside, x, like(xp.asarray(low), x))
-        on_host = namespace(u, x, *tree_leaves(self)) is np
-        y = self._icdf(u, x) if on_host else _reparameterised_reports(self, u, x, inverse=True)
-        return namespace(y, inside).where(inside, y, np.nan)
+        is_valid = (x >= low) & (x <= high)
+        xp = namespace(is_valid, low)
+        x = xp.where(is_valid, x, like(xp.asarray(low), x))
+        is_host = namespace(u, x, *tree_leaves(self)) is np
+        y = self._icdf(u, x) if is_host else _reparameterised_reports(self, u, x, inverse=True)
+        return namespace(y, is_valid).where(is_valid, y, np.nan)
 
     def _icdf(self, u: Real, x: Real) -> RealArray:
         """Return ``icdf`` of float arrays, without its derivative, for inputs in the input interval."""
         xp = namespace(u, x, *tree_leaves(self))
         u, x = xp.broadcast_arrays(u, x)
-        valid = (u >= 0) & (u <= 1)
-        u = xp.where(valid, u, 0.5)
-        return xp.where(valid, self._solve_cdf(u, 1 - u, x), np.nan)
+        is_probability = (u >= 0) & (u <= 1)
+        u = xp.where(is_probability, u, 0.5)
+        return xp.where(is_probability, self._solve_cdf(u, 1 - u, x), np.nan)
 
     @abc.abstractmethod
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
-        """Return ``icdf`` without its derivative; u and above = 1 - u have one shape, and each is accurate near 0."""
+    def _solve_cdf(self, u: Any, upper_tail: Real, x: Real) -> Real:
+        """Return ``icdf`` without its derivative; u and upper_tail = 1 - u, of one shape, are accurate near 0."""
 
     def sampler(self) -> Any:
         """Return the object that draws reports: this one, or a pytree with tables that make drawing faster."""
@@ -192,20 +192,20 @@ class Local(Mechanism):
         return self.lower + (self.upper - self.lower) / 2
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
-        return none, none
+        empty = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
+        return empty, empty
 
     def mass(self, y: Real, x: Real) -> Real:
         report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        places, p = self.atoms(x)
-        near = abs(report - places) <= self._room(places.astype(report.dtype))
-        return unless_nan(namespace(near, p).where(near, p, 0.0).sum(0), report, x)
+        atoms, p = self.atoms(x)
+        is_atom = abs(report - atoms) <= self._tolerance(atoms.astype(report.dtype))
+        return unless_nan(namespace(is_atom, p).where(is_atom, p, 0.0).sum(0), report, x)
 
-    def _room(self, places: Any) -> Real:
+    def _tolerance(self, atoms: Any) -> Real:
         """Return how far a report may be from its atom, by rounding and on the grid of an exact sampler."""
         low, high = self.output_interval
-        rounded = _ROUNDED * np.finfo(places.dtype).eps * (abs(places) + abs(self.middle))
-        return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
+        rounding = _ROUNDING_UNITS * np.finfo(atoms.dtype).eps * (abs(atoms) + abs(self.middle))
+        return namespace(rounding, low).maximum(rounding, _GRID_TOLERANCE * (high - low))
 
     def log_prob(self, y: Real, x: Real) -> Real:
         mass, density = self.mass(y, x), self.pdf(y, x)
@@ -217,7 +217,7 @@ class Local(Mechanism):
         xp = namespace(y, low)
         return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
 
-    def _solve_cdf(self, u: Any, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: Any, upper_tail: Real, x: Real) -> Real:
         """Bisect the cdf."""
         return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
 
@@ -246,9 +246,9 @@ class Parabolic(Bounded):
     """A bounded mechanism whose variance is affine in (x - middle)^2, hence the largest at the middle or at an end."""
 
     def worst_excess(self, rate: Real) -> Real:
-        middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
-        end = rate * self.variance(self.upper) + (rate - 1) * half**2
-        return namespace(middle, end).maximum(middle, end)
+        at_middle, half_width = rate * self.central_variance, (self.upper - self.lower) / 2
+        at_end = rate * self.variance(self.upper) + (rate - 1) * half_width**2
+        return namespace(at_middle, at_end).maximum(at_middle, at_end)
 
 
 @jit(inline=True, static_argnums=4)
@@ -271,26 +271,26 @@ def _reparameterised_reports(mechanism: Mechanism, u: Real, x: Real, inverse: bo
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
-    moving = [leaf if isinstance(leaf, Array) else None for leaf in leaves]
+    traced_leaves = [leaf if isinstance(leaf, Array) else None for leaf in leaves]
 
-    def rebuilt(parameters: tuple[list[Real], Real, Real]) -> tuple[Any, Any, Any]:
-        moved, u, x = parameters
-        together = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
-        return jax.tree.unflatten(structure, together), u, x
+    def unflatten(parameters: tuple[list[Real], Real, Real]) -> tuple[Any, Any, Any]:
+        traced, u, x = parameters
+        merged = [plain if leaf is None else leaf for plain, leaf in zip(leaves, traced, strict=True)]
+        return jax.tree.unflatten(structure, merged), u, x
 
-    def beyond(y: Real, parameters: tuple[Any, Any, Any]) -> Any:
-        mechanism, u, x = rebuilt(parameters)
+    def excess(y: Real, parameters: tuple[Any, Any, Any]) -> Any:
+        mechanism, u, x = unflatten(parameters)
         return mechanism.cdf(y, x) - u
 
     def reports(parameters: tuple[Any, Any, Any]) -> Array:
-        mechanism, u, x = rebuilt(parameters)
+        mechanism, u, x = unflatten(parameters)
         return mechanism._icdf(u, x) if inverse else mechanism.draw(u, x)
 
     def density(y: RealArray, parameters: tuple[Any, Any, Any]) -> Any:
         """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
-        mechanism, _, x = rebuilt(parameters)
-        density, (places, _) = mechanism.pdf(y, x), mechanism.atoms(jnp.broadcast_to(x, y.shape))
-        on_atom = jnp.any(abs(y - places) <= _ROUNDED * np.finfo(y.dtype).eps * abs(places), axis=0)
+        mechanism, _, x = unflatten(parameters)
+        density, (atoms, _) = mechanism.pdf(y, x), mechanism.atoms(jnp.broadcast_to(x, y.shape))
+        on_atom = jnp.any(abs(y - atoms) <= _ROUNDING_UNITS * np.finfo(y.dtype).eps * abs(atoms), axis=0)
         return jnp.where(on_atom, 0.0, density)
 
-    return found_roots(beyond, (moving, u, x), reports, density)
+    return found_roots(excess, (traced_leaves, u, x), reports, density)

@@ -89,13 +89,13 @@ class CentralPiecewise(Parabolic):
     @property
     @each_entry
     def output_interval(self) -> tuple[Real, Real]:
-        far = self.reach * self.scale
-        return self.middle - far, self.middle + far
+        half_range = self.reach * self.scale
+        return self.middle - half_range, self.middle + half_range
 
     def _scaled(self, y: Real, x: Real) -> tuple[Real, Real]:
         """Return v and t."""
-        middle, half = self.middle, (self.upper - self.lower) / 2
-        return (floating(y) - middle) / self.scale, (floating(x) - middle) / half
+        middle, half_width = self.middle, (self.upper - self.lower) / 2
+        return (floating(y) - middle) / self.scale, (floating(x) - middle) / half_width
 
     @each_entry
     def pdf(self, y: Real, x: Real) -> RealArray:
@@ -116,12 +116,12 @@ class CentralPiecewise(Parabolic):
         return total
 
     @each_entry
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         """Return the point of the step that holds u; a report above the input mirrors one below it."""
         (_, t), (windows, base), V = self._scaled(x, x), self.masses, self.reach
         mirrored = u > self.cdf(self.middle + self.scale * t, x)
         xp = namespace(mirrored, base)
-        u, t = xp.where(mirrored, above, u), xp.where(mirrored, -t, t)
+        u, t = xp.where(mirrored, upper_tail, u), xp.where(mirrored, -t, t)
         density, edge, mass = base / (2 * V), -V + 0 * t, 0 * u
         v = edge + u / density
         for w, r in zip(windows[::-1], self.half_widths[::-1], strict=True):
@@ -134,10 +134,10 @@ class CentralPiecewise(Parabolic):
     @each_entry
     def variance(self, x: Real) -> Real:
         """Return (R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
-        (windows, base), half = self.masses, (self.upper - self.lower) / 2
+        (windows, base), half_width = self.masses, (self.upper - self.lower) / 2
         X = 1 / windows.sum()
         spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
-        return half**2 * (X**2 * spread + (X - 1) * self._scaled(x, x)[1] ** 2)
+        return half_width**2 * (X**2 * spread + (X - 1) * self._scaled(x, x)[1] ** 2)
 
     @each_entry
     def absolute_error(self, x: Real) -> Real:
@@ -177,65 +177,65 @@ def central_piecewise(
     if has_axes(epsilon, lower, upper, sensitivity, core):
 
         def entry(
-            epsilon: float, lower: float, upper: float, sensitivity: float, own_core: float = 0.0
+            epsilon: float, lower: float, upper: float, sensitivity: float, core_entry: float = 0.0
         ) -> CentralPiecewise:
-            height = core if isinstance(core, str) else own_core
+            entry_core = core if isinstance(core, str) else core_entry
             interval: Any = {"lower": lower, "upper": upper}
-            return central_piecewise(epsilon=epsilon, sensitivity=sensitivity, steps=steps, core=height, **interval)
+            return central_piecewise(epsilon=epsilon, sensitivity=sensitivity, steps=steps, core=entry_core, **interval)
 
         return entrywise(entry, epsilon, lower, upper, sensitivity, *(() if isinstance(core, str) else (core,)))
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     D = checks.number("sensitivity", sensitivity)
     if isinstance(core, str) and core not in ("best", "published"):
         raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")
-    setting, best = (lower, upper, epsilon, D), isinstance(core, str) and core == "best"
+    parameters, is_best = (lower, upper, epsilon, D), isinstance(core, str) and core == "best"
     if steps is None:
-        checks.not_traced("steps", "Their number is a discrete choice; give it.", *setting, core)
-        published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
-        if published > _MAX_STEPS:
+        checks.not_traced("steps", "Their number is a discrete choice; give it.", *parameters, core)
+        published_steps = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
+        if published_steps > _MAX_STEPS:
             raise ValueError(f"sensitivity: {shortest(D)} is below 1/{_MAX_STEPS} of the interval; take additive noise")
-        if best:
-            return _best_steps(*setting)
-        steps = published
+        if is_best:
+            return _best_steps(*parameters)
+        steps = published_steps
     checks.integer_in("steps", steps, 1, _MAX_STEPS)
-    if best:
-        return _best_core(steps, *setting)
-    r = _published_core(steps, *setting) if isinstance(core, str) else checks.number("core", core)
-    return CentralPiecewise(r, steps, *setting)
+    if is_best:
+        return _best_core(steps, *parameters)
+    r = _published_core(steps, *parameters) if isinstance(core, str) else checks.number("core", core)
+    return CentralPiecewise(r, steps, *parameters)
 
 
-def _best_steps(*setting: Real) -> CentralPiecewise:
+def _best_steps(*parameters: Real) -> CentralPiecewise:
     """Return the best mechanism over the number of steps, increased by an eighth until the variance stops falling."""
-    best, steps = _best_core(1, *setting), 1
+    best, steps = _best_core(1, *parameters), 1
     while steps < _MAX_STEPS:
         steps += max(1, steps // 8)
-        more = _best_core(min(steps, _MAX_STEPS), *setting)
-        if more.worst_variance > (1 - _STEP_GAIN) * best.worst_variance:
+        candidate = _best_core(min(steps, _MAX_STEPS), *parameters)
+        if candidate.worst_variance > (1 - _STEP_GAIN) * best.worst_variance:
             break
-        best = more
+        best = candidate
     return best
 
 
-def _best_core(steps: int, *setting: Real) -> CentralPiecewise:
+def _best_core(steps: int, *parameters: Real) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
-    def member(log_r: Real, setting: tuple[Any, ...]) -> CentralPiecewise:
-        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *setting)
+    def member(log_r: Real, parameters: tuple[Any, ...]) -> CentralPiecewise:
+        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *parameters)
 
-    def variance(log_r: list[float], setting: tuple[object, ...]) -> Real:
-        return member(log_r[0], setting).worst_variance
+    def variance(log_r: list[float], parameters: tuple[object, ...]) -> Real:
+        return member(log_r[0], parameters).worst_variance
 
-    def on_host(setting: tuple[Any, ...]) -> np.ndarray:
-        setting = tuple(map(float, setting))
-        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], setting)), *_LOG_CORES, xatol=1e-9)
+    def on_host(parameters: tuple[Any, ...]) -> np.ndarray:
+        parameters = tuple(map(float, parameters))
+        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], parameters)), *_LOG_CORES, xatol=1e-9)
         return np.array([log_r])
 
-    if namespace(*setting) is np:
-        (log_r,) = on_host(setting)
+    if namespace(*parameters) is np:
+        (log_r,) = on_host(parameters)
     else:
         starts = np.linspace(*_LOG_CORES, 20)[:, None]
-        log_r = smooth_minimum(variance, setting, starts, starts[0], starts[-1])[0]
-    return member(log_r, setting)
+        log_r = smooth_minimum(variance, parameters, starts, starts[0], starts[-1])[0]
+    return member(log_r, parameters)
 
 
 def _published_core(steps: int, lower: Real, upper: Real, epsilon: Real, sensitivity: Real) -> Real:

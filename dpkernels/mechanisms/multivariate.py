@@ -112,22 +112,22 @@ class Multivariate:
         z = self.unit(y) / rate
         # A report that may be a rounding of an atom counts as the atom.
         unit_atoms = self.coordinate.atoms(unit_inputs)[0]
-        near = abs(z - unit_atoms) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
-        z = namespace(z, unit_atoms).where(near.any(0), (near * unit_atoms).sum(0) / near.sum(0).clip(1), z)
+        is_atom = abs(z - unit_atoms) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
+        z = namespace(z, unit_atoms).where(is_atom.any(0), (is_atom * unit_atoms).sum(0) / is_atom.sum(0).clip(1), z)
         mass, density = self.coordinate.mass(z, unit_inputs), self.coordinate.pdf(z, unit_inputs) / (self._half * rate)
         # The log likelihood of every coordinate as one of a run.
-        reported = log_or_never(namespace(mass, density).where(mass > 0, mass, density))
-        xp, s = namespace(reported), self.sampled
-        # A coordinate is silent if it is the middle, as rounded in the reports' type.
-        silent = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
-        possible = reported > -xp.inf
-        over_runs = _over_runs(xp.where(possible, reported, 0.0), s)
+        log_likelihoods = log_or_never(namespace(mass, density).where(mass > 0, mass, density))
+        xp, s = namespace(log_likelihoods), self.sampled
+        # The middle is compared as it is rounded in the reports' type.
+        is_middle = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
+        is_possible = log_likelihoods > -xp.inf
+        by_run = _over_runs(xp.where(is_possible, log_likelihoods, 0.0), s)
         # A run is possible if all its coordinates are possible and every coordinate outside it is the middle.
-        allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
-        highest = xp.where(allowed, over_runs, -xp.inf).max(-1)
-        top = xp.where(highest > -xp.inf, highest, 0.0)
-        share = xp.where(allowed, xp.exp(xp.where(allowed, over_runs - top[..., None], 0.0)), 0.0).mean(-1)
-        return top + log_or_never(share)
+        is_run = (_over_runs(~is_possible, s) == 0) & (_over_runs(~is_middle, s) == (~is_middle).sum(-1, keepdims=True))
+        largest = xp.where(is_run, by_run, -xp.inf).max(-1)
+        offset = xp.where(largest > -xp.inf, largest, 0.0)
+        likelihoods = xp.where(is_run, xp.exp(xp.where(is_run, by_run - offset[..., None], 0.0)), 0.0)
+        return offset + log_or_never(likelihoods.mean(-1))
 
     def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""
@@ -141,8 +141,8 @@ def _over_runs(values: RealArray, length: int) -> RealArray:
     """Return sums over the cyclic runs of this length along the last axis, in the order of their starts."""
     xp = namespace(values)
     sums = xp.cumsum(xp.concatenate([values, values[..., : length - 1]], -1), -1)
-    before = xp.concatenate([xp.zeros_like(sums[..., :1]), sums[..., : values.shape[-1] - 1]], -1)
-    return sums[..., length - 1 :] - before
+    preceding = xp.concatenate([xp.zeros_like(sums[..., :1]), sums[..., : values.shape[-1] - 1]], -1)
+    return sums[..., length - 1 :] - preceding
 
 
 @proven("vectors#proof")
@@ -157,8 +157,8 @@ def _sample(mechanism: Multivariate, key: Array, x: Array, method: str) -> Array
     x = floating(x)
     rows = jnp.broadcast_to(mechanism.unit(x), x.shape).reshape(-1, d)
     start = jax.random.randint(jax.random.fold_in(key, _START), rows.shape[:1], 0, d)
-    chosen = chosen_coordinates(start, d, s)
-    z = jnp.take_along_axis(rows, chosen, axis=1)
+    coordinates = chosen_coordinates(start, d, s)
+    z = jnp.take_along_axis(rows, coordinates, axis=1)
     reports = sample_from(mechanism.coordinate, jax.random.fold_in(key, _REPORTS), 0, z, method) * (d / s)
-    units = jnp.zeros_like(rows).at[jnp.arange(len(rows))[:, None], chosen].set(reports)
+    units = jnp.zeros_like(rows).at[jnp.arange(len(rows))[:, None], coordinates].set(reports)
     return (mechanism._middle + mechanism._half * units.reshape(x.shape)).astype(x.dtype)

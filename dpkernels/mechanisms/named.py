@@ -146,15 +146,15 @@ def hybrid(*, epsilon: Real, lower: Real, upper: Real, share: Real | None = None
     are those of ``composite``.
     """
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
-    points = duchi(epsilon=epsilon, lower=lower, upper=upper)
-    spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
+    two_point = duchi(epsilon=epsilon, lower=lower, upper=upper)
+    piecewise_mechanism = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
     if share is not None:
         checks.within("share", share, 0.0, 1.0, open_ends=True)
-        return Mixture(spread, points, checks.real("share", share))
+        return Mixture(piecewise_mechanism, two_point, checks.real("share", share))
     weight = -elementary(epsilon).expm1(-epsilon / 2)
     if checks.concrete(epsilon) is None or np.ndim(epsilon):
-        return Mixture(spread, points, namespace(epsilon).where(epsilon <= HYBRID_EPSILON, 0.0, weight))
-    return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)
+        return Mixture(piecewise_mechanism, two_point, namespace(epsilon).where(epsilon <= HYBRID_EPSILON, 0.0, weight))
+    return two_point if epsilon <= HYBRID_EPSILON else Mixture(piecewise_mechanism, two_point, weight)
 
 
 def _width(eta: Real | None) -> Real | None:
@@ -309,12 +309,12 @@ def analytic_sigma(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
 def _gaussian_excess(a: Real, parameters: tuple[Real, Real]) -> Real:
     """Return an upper bound of the left side of ``analytic_sigma``, minus delta."""
     eps, delta = parameters
-    near, far = eps / a - a / 2, eps / a + a / 2
-    xp = namespace(near)
-    p, q = ndtr(-near), xp.exp(eps) * ndtr(-far)
-    # An error of u in a and eps moves both points by u far, and p by at most (|near| + 1) u far of itself. The relative
-    # part is more than ``accountants`` adds to its own profile.
-    units = 64 * p * ((xp.abs(near) + 1) * (far + 1) + eps) + (4096 + 1024 * (eps - xp.log(delta))) * (p - q)
+    nearer, farther = eps / a - a / 2, eps / a + a / 2
+    xp = namespace(nearer)
+    p, q = ndtr(-nearer), xp.exp(eps) * ndtr(-farther)
+    # An error of u in a and eps moves both points by u farther, and p by at most (|nearer| + 1) u farther of itself.
+    # The relative part is more than ``accountants`` adds to its own profile.
+    units = 64 * p * ((xp.abs(nearer) + 1) * (farther + 1) + eps) + (4096 + 1024 * (eps - xp.log(delta))) * (p - q)
     return p - q + xp.finfo(xp.result_type(p)).eps * units - delta
 
 
@@ -363,19 +363,19 @@ def symmetric_bound(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     return sensitivity / epsilon * xp.log1p(xp.expm1(epsilon) / (2 * delta))
 
 
-def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Real) -> Real:
+def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, symmetric: Real) -> Real:
     xp = namespace(upper, scale, epsilon, delta)
     odds = (xp.expm1(epsilon) + delta) / delta
-    beyond = xp.exp(-upper / scale)
-    further = upper <= highest
-    inner = xp.where(further, 2 - odds * beyond, (2 - beyond) / odds)
-    if checks.concrete(inner) is not None and not np.all((upper > 0) & (inner > 0) & (inner < 1)):
+    upper_tail = xp.exp(-upper / scale)
+    is_farther_end = upper <= symmetric
+    lower_tail = xp.where(is_farther_end, 2 - odds * upper_tail, (2 - upper_tail) / odds)
+    if checks.concrete(lower_tail) is not None and not np.all((upper > 0) & (lower_tail > 0) & (lower_tail < 1)):
         lowest = max(0.0, scale * math.log(odds / 2))
         furthest = -scale * math.log(2 - odds) if odds < 2 else math.inf
         span = f"({shortest(lowest)}, {shortest(furthest)})"
         raise ValueError(f"upper: {shortest(upper)} is not in {span}, where the claim is feasible")
     # A larger bound is conservative. The relative rounding error of a difference grows as the difference shrinks.
-    return scale * (xp.log(inner) * (1 + 1e-15 / xp.where(further, inner, 1.0)) - 1e-15)
+    return scale * (xp.log(lower_tail) * (1 + 1e-15 / xp.where(is_farther_end, lower_tail, 1.0)) - 1e-15)
 
 
 def merged_laplace(
@@ -422,8 +422,8 @@ def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
     """
     s, D = sigma, sensitivity
     kernel = Gaussian(s)
-    far = D + s * -ndtri(delta * kernel.mass(-D, D) / 2)
-    return root(_revealing_excess, (s, D, delta), far, D / 2)
+    safe_bound = D + s * -ndtri(delta * kernel.mass(-D, D) / 2)
+    return root(_revealing_excess, (s, D, delta), safe_bound, D / 2)
 
 
 def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:

@@ -37,8 +37,8 @@ class TwoPoint(Parabolic):
 
     def _distances(self, x: Real) -> tuple[Real, Real]:
         """Return the distances of x from both reports, computed from the ends of the interval to avoid cancellation."""
-        x, beyond = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
-        return x - self.lower + beyond, self.upper - x + beyond
+        x, margin = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
+        return x - self.lower + margin, self.upper - x + margin
 
     def probability_high(self, x: Real) -> Real:
         """Return P(report = middle + B | x)."""
@@ -58,23 +58,23 @@ class TwoPoint(Parabolic):
         xp = namespace(y, p)
         return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         low, high = self.output_interval
         p = self.probability_low(x)
         return namespace(u, p).where(u <= p, low, high)
 
     def variance(self, x: Real) -> Real:
         """Return B^2 - (x - middle)^2."""
-        below, above = self._distances(x)
-        return below * above
+        to_low, to_high = self._distances(x)
+        return to_low * to_high
 
     def absolute_error(self, x: Real) -> Real:
         return self.variance(x) / self.magnitude
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        odds = self.probability_low(x), self.probability_high(x)
-        xp = namespace(*odds)
-        return xp.stack([end + 0 * odds[0] for end in self.output_interval]), xp.stack(odds)
+        probabilities = self.probability_low(x), self.probability_high(x)
+        xp = namespace(*probabilities)
+        return xp.stack([end + 0 * probabilities[0] for end in self.output_interval]), xp.stack(probabilities)
 
 
 @pytree
@@ -133,8 +133,9 @@ class Mixture(Parabolic):
     def output_interval(self) -> tuple[Real, Real]:
         (low, high), (low2, high2) = self.first.output_interval, self.second.output_interval
         xp = namespace(low, low2, high, high2, self.weight)
-        mixed = self.weight > 0
-        return xp.where(mixed, xp.minimum(low, low2), low2)[()], xp.where(mixed, xp.maximum(high, high2), high2)[()]
+        pairs = (xp.minimum(low, low2), low2), (xp.maximum(high, high2), high2)
+        lowest, highest = (xp.where(self.weight > 0, *pair)[()] for pair in pairs)
+        return lowest, highest
 
     def _mix(self, first: Real, second: Real) -> Real:
         return self.weight * first + (1 - self.weight) * second
@@ -145,23 +146,23 @@ class Mixture(Parabolic):
     def cdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
 
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at the rest of u."""
         if not isinstance(self.second, TwoPoint) or isinstance(self.first, TwoPoint):
-            return super()._solve_cdf(u, above, x)
+            return super()._solve_cdf(u, upper_tail, x)
         w, first, second = self.weight, self.first, self.second
         low, high = second.output_interval
         p_low, p_high = (1 - w) * second.probability_low(x), (1 - w) * second.probability_high(x)
-        from_low, to_low = w * first.cdf(low, x), w * first.cdf(low, x) + p_low
-        from_high, to_high = w * (1 - first.cdf(high, x)) + p_high, w * (1 - first.cdf(high, x))
+        low_start, low_end = w * first.cdf(low, x), w * first.cdf(low, x) + p_low
+        high_start, high_end = w * (1 - first.cdf(high, x)) + p_high, w * (1 - first.cdf(high, x))
         xp = namespace(u, w, low)
-        below, beyond = u < from_low, above < to_high
-        share = xp.where(below, u, xp.where(beyond, 1 - above - (1 - w), u - p_low))
-        remaining = xp.where(beyond, above, xp.where(below, 1 - u - (1 - w), above - p_high))
+        is_below, is_above = u < low_start, upper_tail < high_end
+        first_mass = xp.where(is_below, u, xp.where(is_above, 1 - upper_tail - (1 - w), u - p_low))
+        first_upper_tail = xp.where(is_above, upper_tail, xp.where(is_below, 1 - u - (1 - w), upper_tail - p_high))
         scale = xp.where(w > 0, w, 1.0)
-        y = first._solve_cdf(xp.clip(share / scale, 0.0, 1.0), xp.clip(remaining / scale, 0.0, 1.0), x)
-        inner = xp.where(u <= to_low, low, xp.where(above <= from_high, high, xp.clip(y, low, high)))
-        return xp.where(below, xp.minimum(y, low), xp.where(beyond, xp.maximum(y, high), inner))
+        y = first._solve_cdf(xp.clip(first_mass / scale, 0.0, 1.0), xp.clip(first_upper_tail / scale, 0.0, 1.0), x)
+        between = xp.where(u <= low_end, low, xp.where(upper_tail <= high_start, high, xp.clip(y, low, high)))
+        return xp.where(is_below, xp.minimum(y, low), xp.where(is_above, xp.maximum(y, high), between))
 
     def draw(self, u: Real, x: Real) -> Real:
         w = self.weight
@@ -177,6 +178,6 @@ class Mixture(Parabolic):
         return self._mix(self.first.absolute_error(x), self.second.absolute_error(x))
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        (places, p), (places2, p2) = self.first.atoms(x), self.second.atoms(x)
+        (atoms, p), (atoms2, p2) = self.first.atoms(x), self.second.atoms(x)
         xp = namespace(p, p2, self.weight)
-        return xp.concatenate([places, places2]), xp.concatenate([self.weight * p, (1 - self.weight) * p2])
+        return xp.concatenate([atoms, atoms2]), xp.concatenate([self.weight * p, (1 - self.weight) * p2])

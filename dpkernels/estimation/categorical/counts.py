@@ -230,10 +230,10 @@ def plain_reports(reports: object, mechanism: Categorical) -> np.ndarray:
         )
         return rows
     if mechanism.kind == "category" and not _are_codes(reports, mechanism):
-        codes, value_of = codes_of(reports, mechanism)
+        codes, value = codes_of(reports, mechanism)
         if (unknown := codes == UNKNOWN).any():
             row = int(unknown.argmax())
-            raise ReportError(row, f"is {value_of(row)!r}, which is not one of the {mechanism.categories} categories")
+            raise ReportError(row, f"is {value(row)!r}, which is not one of the {mechanism.categories} categories")
         return codes[codes != MISSING]
     values, present = _integers(reports)
     most = mechanism.outcomes - 1

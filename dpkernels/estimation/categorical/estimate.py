@@ -161,9 +161,9 @@ class CategoryEstimate:
         checks.integer_in("k", k, 1, self.mechanism.categories)
         low, high = self.counts.band(confidence)
         order = np.argsort(-self._unbiased, kind="stable")[:k]
-        value, label_of = self.counts.value, self.mechanism.label_of
+        value, label = self.counts.value, self.mechanism.label
         return [
-            TopCategory(label_of(code), float(value[code]), (float(low[code]), float(high[code])))
+            TopCategory(label(code), float(value[code]), (float(low[code]), float(high[code])))
             for code in order.tolist()
         ]
 
@@ -202,7 +202,7 @@ class CategoryEstimate:
         return _maximise(mechanism.supports(rows).astype(np.float32), times / times.sum(), own, other)
 
     def __repr__(self) -> str:
-        first = self.mechanism.label_of(int(np.argmax(self._unbiased)))
+        first = self.mechanism.label(int(np.argmax(self._unbiased)))
         return f"CategoryEstimate({self.count:,} reports, {self.mechanism.categories:,} categories, most: {first!r})"
 
 

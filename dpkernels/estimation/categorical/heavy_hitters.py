@@ -238,7 +238,7 @@ class PrefixSearch:
         else:
             low, high = (end / n for end in count_intervals(supports, n, (p, q), each))
         about = "population" if plan.split == "people" else "people"
-        values = [plan.value_of(code) for code in self.kept]
+        values = [plan.value(code) for code in self.kept]
         return HeavyHitters(values, (supports / n - q) / (p - q), low, high, people, confidence, about)
 
 

@@ -157,7 +157,7 @@ class Categorical(abc.ABC):
         """Return a description of the values, for errors."""
         return f"one of the {self.categories} categories"
 
-    def label_of(self, code: int) -> object:
+    def label(self, code: int) -> object:
         """Return the label of a code, or the code itself if there are no labels."""
         return int(code) if self.labels is None else self.labels[code]
 
@@ -194,18 +194,18 @@ def parse_categories(categories: object, other: object) -> tuple[int, Labels | N
         labels.append(other)
     if not 2 <= len(labels) <= _MAX_LABELS:
         raise ValueError(f"categories: {len(labels)} labels; 2 to 2^24 are needed")
-    for kind in (str, int):
-        if all(type(label) is kind for label in labels):
+    for label_type in (str, int):
+        if all(type(label) is label_type for label in labels):
             break
     else:
         raise TypeError("categories: labels must be all strings or all integers")
-    if kind is str and not all(map(is_label, labels)):
+    if label_type is str and not all(map(is_label, labels)):
         raise ValueError("categories: labels must be texts of Unicode characters, without NUL")
-    if kind is int and max(abs(label) for label in labels) >= 1 << 63:
+    if label_type is int and max(abs(label) for label in labels) >= 1 << 63:
         raise ValueError("categories: integer labels must fit into 64 bits")
     if len(set(labels)) < len(labels):
-        double = next(label for at, label in enumerate(labels) if label in labels[:at])
-        raise ValueError(f"categories: {double!r} is given twice")
+        duplicate = next(label for index, label in enumerate(labels) if label in labels[:index])
+        raise ValueError(f"categories: {duplicate!r} is given twice")
     return len(labels), tuple(labels), None if other is None else labels.index(other)
 
 

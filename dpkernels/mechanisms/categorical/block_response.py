@@ -133,11 +133,11 @@ class BlockResponse(Categorical):
 
     def blocks_of(self, directions: Any, x: Any) -> Any:
         """Return the block <a, x> of codes x in directions a; both are integers and broadcast."""
-        g, vector, numbers = self.blocks, self.vectors_of(directions), field(self.blocks)
-        total = numbers.multiply(vector % g, x % g)
+        g, vector, gf = self.blocks, self.vectors_of(directions), field(self.blocks)
+        total = gf.multiply(vector % g, x % g)
         for _ in range(self.digits - 1):
             vector, x = vector // g, x // g
-            total = numbers.add(total, numbers.multiply(vector % g, x % g))
+            total = gf.add(total, gf.multiply(vector % g, x % g))
         return total
 
     def host_blocks_of(self, directions: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -145,15 +145,15 @@ class BlockResponse(Categorical):
         g = self.blocks
         if g > MAX_TABLE or self.directions > _MAX_TABULATED:
             return np.asarray(self.blocks_of(directions, x))
-        numbers, rows = field(g), _direction_chunks(g, self.digits)
-        size, table = numbers.chunk
+        gf, rows = field(g), _direction_chunks(g, self.digits)
+        size, table = gf.chunk
         total: np.ndarray | None = None
-        for left, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
-            at = np.take(row, directions, mode="clip")  # The direction's digits times the width of the table.
-            higher = x // size if left else np.zeros_like(x)
-            at += x - higher * size if left else x
-            product, x = np.take(table.reshape(-1), at, mode="clip"), higher
-            total = product.astype(np.int64) if total is None else numbers.add(total, product)
+        for chunks_left, chunk in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+            entry = np.take(chunk, directions, mode="clip")  # The direction's digits times the width of the table.
+            higher = x // size if chunks_left else np.zeros_like(x)
+            entry += x - higher * size if chunks_left else x
+            product, x = np.take(table.reshape(-1), entry, mode="clip"), higher
+            total = product.astype(np.int64) if total is None else gf.add(total, product)
         return np.asarray(total)
 
     def split(self, reports: RealArray) -> tuple[Any, Any]:
@@ -173,12 +173,13 @@ class BlockResponse(Categorical):
     def draw(self, key: Array, x: Array) -> Array:
         if self.outcomes > jnp.iinfo(x.dtype).max:
             raise ValueError(f"x: holds {x.dtype}; {self.outcomes:.3g} reports need 64-bit integers, jax_enable_x64")
-        first, second, third = jax.random.split(key, 3)
-        a = jax.random.randint(first, x.shape, 0, self.directions, x.dtype)
-        true = self.blocks_of(a, x)
+        direction_key, block_key, choice_key = jax.random.split(key, 3)
+        a = jax.random.randint(direction_key, x.shape, 0, self.directions, x.dtype)
+        true_block = self.blocks_of(a, x)
         p, _ = self.support_probabilities
-        other = jax.random.randint(second, x.shape, 0, self.blocks - 1, x.dtype)
-        block = jnp.where(jax.random.uniform(third, x.shape) < p, true, other + (other >= true))
+        other_block = jax.random.randint(block_key, x.shape, 0, self.blocks - 1, x.dtype)
+        is_true = jax.random.uniform(choice_key, x.shape) < p
+        block = jnp.where(is_true, true_block, other_block + (other_block >= true_block))
         return (a * self.blocks + block).astype(self.report_dtype)
 
     def all_reports(self) -> np.ndarray:
@@ -199,15 +200,15 @@ def _direction_chunks(blocks: int, digits: int) -> list[np.ndarray]:
 
 def best_blocks(epsilon: float, categories: int, is_allowed: Callable[[int], bool] = is_field) -> int:
     """Return the number of blocks with the least mean squared error, among allowed numbers near e^eps + 1."""
-    best = min(math.exp(epsilon) + 1, float(categories), float(_MAX_BLOCKS - 1000))
+    optimum = min(math.exp(epsilon) + 1, float(categories), float(_MAX_BLOCKS - 1000))
 
-    def fields(start: int, step: int, number: int) -> list[int]:
-        return list(islice((g for g in count(start, step) if g < 2 or is_allowed(g)), number))
+    def field_sizes(start: int, step: int, length: int) -> list[int]:
+        return list(islice((g for g in count(start, step) if g < 2 or is_allowed(g)), length))
 
     # More blocks may leave fewer points that stand for no category, so the next ones are tried as well.
-    found = fields(math.floor(best), -1, 3) + fields(math.floor(best) + 1, 1, 3)
-    found += fields(categories, 1, 1) if categories <= MAX_TABLE else []
-    sizes = [g for g in found if g >= 2]
+    candidates = field_sizes(math.floor(optimum), -1, 3) + field_sizes(math.floor(optimum) + 1, 1, 3)
+    candidates += field_sizes(categories, 1, 1) if categories <= MAX_TABLE else []
+    sizes = [g for g in candidates if g >= 2]
     return min(sizes, key=lambda g: float(BlockResponse(epsilon, categories, g).mean_squared_error()))
 
 

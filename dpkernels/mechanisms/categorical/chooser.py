@@ -59,10 +59,10 @@ def categorical(
         if d <= _MAX_SET_CATEGORIES:
             sizes = [best_size(eps, d)] if objective == "shares" else range(1, d // 2 + 1)
             candidates += [SubsetSelection(eps, d, size, labels, code) for size in sizes]
-    if not (allowed := [one for one in candidates if bits is None or one.bits <= bits]):
-        least = min(one.bits for one in candidates)
+    if not (allowed := [mechanism for mechanism in candidates if bits is None or mechanism.bits <= bits]):
+        least = min(mechanism.bits for mechanism in candidates)
         raise ValueError(f"bits: {bits:g}; the smallest report of {d} categories takes {least:.4g} bits")
-    return min(allowed, key=lambda one: _error(one, objective))
+    return min(allowed, key=lambda mechanism: _error(mechanism, objective))
 
 
 def _error(mechanism: Categorical, objective: str) -> float:

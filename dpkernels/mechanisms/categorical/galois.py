@@ -22,10 +22,10 @@ def prime_power(number: int) -> tuple[int, int] | None:
     if number < 2:
         return None
     r = next((factor for factor in range(2, math.isqrt(number) + 1) if number % factor == 0), number)
-    s, rest = 0, number
-    while rest % r == 0:
-        rest, s = rest // r, s + 1
-    return (r, s) if rest == 1 else None
+    s, cofactor = 0, number
+    while cofactor % r == 0:
+        cofactor, s = cofactor // r, s + 1
+    return (r, s) if cofactor == 1 else None
 
 
 def is_field(number: int) -> bool:
@@ -53,13 +53,13 @@ class Field:
         """Return a + b; integers in 0..q - 1 of any shapes that broadcast."""
         if self.s == 1:
             return (a + b) % self.q
-        return a ^ b if self.r == 2 else self._taken(self._sums, a, b)
+        return a ^ b if self.r == 2 else self._look_up(self._sums, a, b)
 
     def multiply(self, a: Any, b: Any) -> Any:
         """Return a b; integers in 0..q - 1 of any shapes that broadcast."""
-        return a * b % self.q if self.s == 1 else self._taken(self.products, a, b)
+        return a * b % self.q if self.s == 1 else self._look_up(self.products, a, b)
 
-    def _taken(self, table: np.ndarray, a: RealArray, b: Real) -> RealArray:
+    def _look_up(self, table: np.ndarray, a: RealArray, b: Real) -> RealArray:
         return namespace(a, b).asarray(table.ravel())[a * self.q + b]
 
     @cached_property
@@ -115,8 +115,8 @@ class Field:
         """Return the trace of every element, in 0..r - 1: the sum of its powers a^(r^i), 0 <= i < s."""
         power = total = np.arange(self.q)
         for _ in range(self.s - 1):
-            for again in [power] * (self.r - 1):
-                power = self.multiply(power, again)
+            for factor in [power] * (self.r - 1):
+                power = self.multiply(power, factor)
             total = self.add(total, power)
         return total
 

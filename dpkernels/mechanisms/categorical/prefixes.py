@@ -91,9 +91,9 @@ class PrefixPlan:
 
     def codes_of_texts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return texts as integers in 0..base^length - 1, whose digits are the characters, and which are values."""
-        parts = [self._codes(texts[at : at + _TEXTS]) for at in range(0, len(texts), _TEXTS)]
-        codes, known = zip((np.zeros(0, np.int64), np.zeros(0, bool)), *parts, strict=True)
-        return np.concatenate(codes), np.concatenate(known)
+        chunks = [self._codes(texts[start : start + _TEXTS]) for start in range(0, len(texts), _TEXTS)]
+        codes, is_value = zip((np.zeros(0, np.int64), np.zeros(0, bool)), *chunks, strict=True)
+        return np.concatenate(codes), np.concatenate(is_value)
 
     def _codes(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         table, length = self._digits, self.length
@@ -101,10 +101,10 @@ class PrefixPlan:
         digits = table[np.minimum(characters, len(table) - 1)]
         sizes = np.fromiter(map(len, texts), np.int64, len(texts))
         # After a text's end NumPy has characters of number 0, which are in no alphabet and have the digit 0.
-        known = np.count_nonzero(digits, axis=1) == np.minimum(sizes, length)
+        is_value = np.count_nonzero(digits, axis=1) == np.minimum(sizes, length)
         if self.longer == "error":
-            known &= sizes <= length
-        return digits @ self.base ** np.arange(length - 1, -1, -1), known
+            is_value &= sizes <= length
+        return digits @ self.base ** np.arange(length - 1, -1, -1), is_value
 
     @cached_property
     def _digits(self) -> np.ndarray:
@@ -114,9 +114,9 @@ class PrefixPlan:
         table[[ord(character) for character in alphabet]] = np.arange(1, self.base)
         return table
 
-    def value_of(self, code: int) -> object:
+    def value(self, code: int) -> object:
         """Return the value of a code."""
         if isinstance(self.alphabet, int):
             return code
-        digits = [code // self.base**at % self.base for at in reversed(range(self.length))]
+        digits = [code // self.base**power % self.base for power in reversed(range(self.length))]
         return "".join(self.alphabet[digit - 1] for digit in digits if digit)

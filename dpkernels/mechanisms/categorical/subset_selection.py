@@ -101,10 +101,10 @@ class SubsetSelection(Categorical):
         if k == 1:
             return response_log_prob(eps, d, reports == x)
         byte = xp.take_along_axis(reports, (x // 8).astype(int)[..., None], axis=-1)[..., 0]
-        is_in = (byte >> (x % 8).astype(byte.dtype)) & 1
+        is_member = (byte >> (x % 8).astype(byte.dtype)) & 1
         log_p = math.log(k) - xp.log(k + (d - k) * xp.exp(-eps))
-        log_rest = math.log(d - k) - eps - xp.log(k + (d - k) * xp.exp(-eps))
-        return xp.where(is_in == 1, log_p - log_binomial(d - 1, k - 1), log_rest - log_binomial(d - 1, k))
+        log_other = math.log(d - k) - eps - xp.log(k + (d - k) * xp.exp(-eps))
+        return xp.where(is_member == 1, log_p - log_binomial(d - 1, k - 1), log_other - log_binomial(d - 1, k))
 
     def supports(self, reports: RealArray) -> np.ndarray:
         rows = np.asarray(reports)
@@ -118,43 +118,43 @@ class SubsetSelection(Categorical):
         if width > _MAX_WORDS * 8:
             np.add.reduce(np.bitwise_count(rows), axis=1, dtype=np.uint32, out=sizes)
         else:  # NumPy adds along short rows slowly, so words of all rows are counted together.
-            for first in range(0, len(rows), _ROWS):
-                part = np.ascontiguousarray(rows[first : first + _ROWS])
-                own = sizes[first : first + _ROWS]
-                own[:] = 0
-                for at in range(0, width - 7, 8):
-                    own += np.bitwise_count(np.ndarray(len(part), np.uint64, part, at, (width,)))
-                for at in range(width // 8 * 8, width):
-                    own += np.bitwise_count(part[:, at])
-        good = sizes == self.size
-        if spare := self.categories % 8:
-            good &= rows[:, -1] >> np.uint8(spare) == 0
-        return good
+            for start in range(0, len(rows), _ROWS):
+                block = np.ascontiguousarray(rows[start : start + _ROWS])
+                block_sizes = sizes[start : start + _ROWS]
+                block_sizes[:] = 0
+                for offset in range(0, width - 7, 8):
+                    block_sizes += np.bitwise_count(np.ndarray(len(block), np.uint64, block, offset, (width,)))
+                for offset in range(width // 8 * 8, width):
+                    block_sizes += np.bitwise_count(block[:, offset])
+        is_set = sizes == self.size
+        if last_bits := self.categories % 8:
+            is_set &= rows[:, -1] >> np.uint8(last_bits) == 0
+        return is_set
 
     def draw(self, key: Array, x: Array) -> Array:
         d, k = self.categories, self.size
-        first, second = jax.random.split(key)
+        inclusion_key, choice_key = jax.random.split(key)
         p, _ = self.support_probabilities
-        has_true = jax.random.uniform(first, x.shape) < p
+        has_true = jax.random.uniform(inclusion_key, x.shape) < p
         if k == 1:
-            other = jax.random.randint(second, x.shape, 0, d - 1)
-            return jnp.where(has_true, x, other + (other >= x)).astype(self.report_dtype)
-        own = x[..., None] == jnp.arange(d)
+            other_category = jax.random.randint(choice_key, x.shape, 0, d - 1)
+            return jnp.where(has_true, x, other_category + (other_category >= x)).astype(self.report_dtype)
+        is_true = x[..., None] == jnp.arange(d)
         # The k categories with the smallest numbers, of which that of the true one is below or above all others.
-        scores = jnp.where(own, jnp.where(has_true[..., None], -1.0, 2.0), jax.random.uniform(second, (*x.shape, d)))
-        chosen = jax.lax.top_k(-scores, k)[1]
-        is_in = jnp.zeros(own.shape, bool)
-        is_in = jnp.put_along_axis(is_in, chosen, True, axis=-1, inplace=False)
-        return jnp.packbits(is_in, axis=-1, bitorder="little")
+        scores = jax.random.uniform(choice_key, (*x.shape, d))
+        scores = jnp.where(is_true, jnp.where(has_true[..., None], -1.0, 2.0), scores)
+        members = jax.lax.top_k(-scores, k)[1]
+        is_member = jnp.put_along_axis(jnp.zeros(is_true.shape, bool), members, True, axis=-1, inplace=False)
+        return jnp.packbits(is_member, axis=-1, bitorder="little")
 
     def all_reports(self) -> np.ndarray:
         d, k = self.categories, self.size
         if k == 1:
             return np.arange(d, dtype=self.report_dtype)
-        is_in = np.zeros((self.outcomes, d), bool)
-        for row, members in zip(is_in, combinations(range(d), k), strict=True):
+        is_member = np.zeros((self.outcomes, d), bool)
+        for row, members in zip(is_member, combinations(range(d), k), strict=True):
             row[list(members)] = True
-        return np.packbits(is_in, axis=-1, bitorder="little")
+        return np.packbits(is_member, axis=-1, bitorder="little")
 
 
 def strict_bound(epsilon: float, categories: int) -> float:
@@ -174,8 +174,8 @@ def _error(epsilon: float, d: int, k: int) -> float:
 
 def _sizes(epsilon: float, d: int) -> tuple[int, ...]:
     """Return the sizes below and above d/(e^eps + 1), between which the error has its minimum."""
-    best = d / (math.exp(epsilon) + 1)
-    return tuple(sorted({min(max(size, 1), d - 1) for size in (math.floor(best), math.ceil(best))}))
+    optimum = d / (math.exp(epsilon) + 1)
+    return tuple(sorted({min(max(size, 1), d - 1) for size in (math.floor(optimum), math.ceil(optimum))}))
 
 
 def best_size(epsilon: float, categories: int) -> int:

@@ -21,7 +21,7 @@ from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-_LATTICE = 1e-6  # The tolerance for reports of an exact sampler, as a share of the spacing.
+_GRID_TOLERANCE = 1e-6  # For reports of an exact sampler, as a fraction of the spacing.
 FILES: dict[bytes, Path] = {}  # The files that tables were read from, by the digests of their probabilities.
 
 
@@ -85,9 +85,10 @@ class Optimal(Bounded):
             raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
 
     def on_unit(self) -> Optimal:
-        half, D = (self.upper - self.lower) / 2, self.sensitivity
-        lengths = {"reach": self.reach / half, "spacing": self.spacing / half}
-        return dataclasses.replace(self, lower=-1.0, upper=1.0, sensitivity=None if D is None else D / half, **lengths)
+        half_width, D = (self.upper - self.lower) / 2, self.sensitivity
+        lengths = {"reach": self.reach / half_width, "spacing": self.spacing / half_width}
+        unit_sensitivity = None if D is None else D / half_width
+        return dataclasses.replace(self, lower=-1.0, upper=1.0, sensitivity=unit_sensitivity, **lengths)
 
     @property
     def rows(self) -> int:
@@ -116,7 +117,7 @@ class Optimal(Bounded):
         return self.middle + self.spacing * self.places[0], self.middle + self.spacing * self.places[-1]
 
     def _row(self, x: Real) -> tuple[Any, Any]:
-        """Return the row below an input, and the share of the way to the next."""
+        """Return the row below an input, and the fraction of the way to the next."""
         xp = namespace(x, self.reach)
         position = (floating(x) - self.middle + self.reach) / self.step
         row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
@@ -124,9 +125,9 @@ class Optimal(Bounded):
 
     def _between(self, table: Any, x: Real, column: object) -> RealArray:
         """Return a column of a table with n rows, at the input."""
-        row, share = self._row(x)
+        row, fraction = self._row(x)
         table = namespace(row, table).asarray(table)
-        return (1 - share) * table[row, column] + share * table[row + 1, column]
+        return (1 - fraction) * table[row, column] + fraction * table[row + 1, column]
 
     def _sums(self, values: Real) -> RealArray:
         """Return sums of the probabilities times values over the first 0..m columns."""
@@ -147,20 +148,20 @@ class Optimal(Bounded):
     def cdf(self, y: Real, x: Real) -> Real:
         """Return the sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        column = self._columns_below(y - self.middle + self._room(y))
+        column = self._columns_below(y - self.middle + self._tolerance(y))
         return unless_nan(self._between(self._sums(1.0), x, column), y)
 
-    def _room(self, y: Any) -> Real:
-        """Return how far a report may be from its place: by rounding, and on the grid of an exact sampler."""
+    def _tolerance(self, y: Any) -> Real:
+        """Return how far a report may be from an output: by rounding, and on the grid of an exact sampler."""
         xp = namespace(y, self.spacing)
-        rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
-        return xp.clip(rounded, _LATTICE * self.spacing, self.spacing / 4)
+        rounding = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
+        return xp.clip(rounding, _GRID_TOLERANCE * self.spacing, self.spacing / 4)
 
     @each_entry
     def mass(self, y: Real, x: Real) -> Real:
         """Return (1 - f) p_ij + f p_(i+1)j at the report y_j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        allowance = self._room(y)
+        allowance = self._tolerance(y)
         column = self._columns_below(y - self.middle + allowance) - 1
         xp = namespace(column, x, self.probabilities)
         report = xp.asarray(self.outputs)[xp.maximum(column, 0)]
@@ -168,23 +169,23 @@ class Optimal(Bounded):
         return unless_nan(xp.where(abs(y - self.middle - report) <= allowance, p, 0.0), y, x)
 
     @each_entry
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)
         column = xp.zeros(xp.broadcast_shapes(xp.shape(u), xp.shape(x)), int)
         for power in reversed(range((m - 1).bit_length())):
-            further = column + (1 << power)
-            below = self._between(sums, x, xp.minimum(further, m)) < u
-            column = xp.where(below & (further < m), further, column)
+            candidate = column + (1 << power)
+            is_below = self._between(sums, x, xp.minimum(candidate, m)) < u
+            column = xp.where(is_below & (candidate < m), candidate, column)
         return self.middle + xp.asarray(self.outputs)[column]
 
     @cached_property
     def alias_columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return Walker's columns of every row: the share of the column's own report, and the other report."""
+        """Return Walker's columns of every row: the probability of a column's own report, and its alias."""
         rows = map(_alias_columns, np.asarray(self.probabilities, np.float64).tolist())
-        threshold, other = zip(*rows, strict=True)
-        return np.array(threshold), np.array(other)
+        threshold, alias = zip(*rows, strict=True)
+        return np.array(threshold), np.array(alias)
 
     def sampler(self) -> Any:
         is_single = checks.concrete(self.probabilities) is not None and not self.batch_shape
@@ -203,28 +204,28 @@ class Optimal(Bounded):
     @each_entry
     def worst_excess(self, rate: Real) -> Real:
         """Return the maximum over the cells between rows, in each of which the function is a parabola."""
-        xp, half = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
-        second, inputs = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
-        slope = xp.diff(second) / self.step
-        peak = xp.clip(xp.clip(slope / 2, inputs[:-1], inputs[1:]), -half, half)
-        return (second[:-1] + slope * (peak - inputs[:-1]) - peak**2).max()
+        xp, half_width = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
+        second_moments, inputs = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
+        slope = xp.diff(second_moments) / self.step
+        peak = xp.clip(xp.clip(slope / 2, inputs[:-1], inputs[1:]), -half_width, half_width)
+        return (second_moments[:-1] + slope * (peak - inputs[:-1]) - peak**2).max()
 
     @each_entry
     def absolute_error(self, x: Real) -> Real:
         """Return 2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
         offset = floating(x) - self.middle
         column = self._columns_below(offset)
-        below, moment = (self._between(self._sums(values), x, column) for values in (1.0, self.outputs))
-        return 2 * (offset * below - moment)
+        probability, moment = (self._between(self._sums(values), x, column) for values in (1.0, self.outputs))
+        return 2 * (offset * probability - moment)
 
     @each_entry
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        row, share = self._row(x)
+        row, fraction = self._row(x)
         xp = namespace(row, self.probabilities)
         columns = xp.asarray(self.probabilities).T
-        p = (1 - share) * columns[:, row] + share * columns[:, row + 1]
-        places = (self.middle + xp.asarray(self.outputs)).reshape((-1, *[1] * (p.ndim - 1)))
-        return places + 0 * p, p
+        p = (1 - fraction) * columns[:, row] + fraction * columns[:, row + 1]
+        reports = (self.middle + xp.asarray(self.outputs)).reshape((-1, *[1] * (p.ndim - 1)))
+        return reports + 0 * p, p
 
 
 @pytree
@@ -233,7 +234,7 @@ class _Tabulated:
     """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports."""
 
     mechanism: Optimal
-    threshold: RealArray  # The share of every column's own report, of shape (n, m).
+    threshold: RealArray  # The probability of every column's own report, of shape (n, m).
     other: RealArray  # The index of the other report.
 
     input_interval = property(attrgetter("mechanism.input_interval"))
@@ -243,39 +244,40 @@ class _Tabulated:
 
     def draw(self, u: Array, x: Array) -> Any:
         """Pick a row by the fraction, then a column, then one of its two reports, with one uniform number."""
-        row, share = self.mechanism._row(x)
+        row, fraction = self.mechanism._row(x)
         outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)
-        up = u < share
-        left = m * jnp.where(up, u / jnp.where(up, share, 1.0), (u - share) / jnp.where(up, 1.0, 1 - share))
-        column = jnp.clip(left.astype(jnp.int32), 0, m - 1)
-        entry = (row.astype(jnp.int32) + up) * m + column
-        thresholds, others = jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel()
+        is_upper = u < fraction
+        in_upper = u / jnp.where(is_upper, fraction, 1.0)
+        scaled = m * jnp.where(is_upper, in_upper, (u - fraction) / jnp.where(is_upper, 1.0, 1 - fraction))
+        column = jnp.clip(scaled.astype(jnp.int32), 0, m - 1)
+        entry = (row.astype(jnp.int32) + is_upper) * m + column
+        thresholds, aliases = jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel()
 
         def pairs(entry: Array) -> tuple[Array, Array]:
-            pair = _taken(jnp.stack([thresholds, others], -1), entry)
+            pair = _take(jnp.stack([thresholds, aliases], -1), entry)
             return pair[..., 0], pair[..., 1]
 
         # One look-up of pairs is faster on GPUs, two look-ups are elsewhere.
-        threshold, other = lax.platform_dependent(
-            entry, cuda=pairs, default=lambda entry: (_taken(thresholds, entry), _taken(others, entry))
+        threshold, alias_output = lax.platform_dependent(
+            entry, cuda=pairs, default=lambda entry: (_take(thresholds, entry), _take(aliases, entry))
         )
-        return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
+        return self.mechanism.middle + jnp.where(scaled - column < threshold, _take(outputs, column), alias_output)
 
 
-def _taken(table: Array, index: Array) -> Array:
+def _take(table: Array, index: Array) -> Array:
     return table.at[index].get(mode="promise_in_bounds")
 
 
 def _alias_columns(p: list[float]) -> tuple[list[float], list[int]]:
     """Return alias columns by Vose's construction: a light column is filled up from a heavy one."""
     m = len(p)
-    mass, other = [m * value for value in p], list(range(m))
+    mass, alias = [m * value for value in p], list(range(m))
     threshold = [1.0] * m
     light, heavy = ([c for c in range(m) if (mass[c] < 1) is less] for less in (True, False))
     while light and heavy:
-        small, large = light.pop(), heavy[-1]
-        threshold[small], other[small] = mass[small], large
-        mass[large] -= 1 - mass[small]
-        if mass[large] < 1:
+        light_column, heavy_column = light.pop(), heavy[-1]
+        threshold[light_column], alias[light_column] = mass[light_column], heavy_column
+        mass[heavy_column] -= 1 - mass[light_column]
+        if mass[heavy_column] < 1:
             light.append(heavy.pop())
-    return threshold, other
+    return threshold, alias

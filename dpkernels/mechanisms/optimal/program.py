@@ -105,10 +105,10 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
     rows, outputs = len(grids.inputs), len(grids.outputs)
     if rows <= _MAX_DIRECT_ROWS and outputs <= _MAX_DIRECT_OUTPUTS:
         # All reports and rows l_1 <= r_1, with steps ``row_distance`` rows apart.
-        left, right = np.triu_indices(rows)
-        j, none = np.repeat(np.arange(outputs), len(left)), np.zeros(len(grids.falls), int)
-        right, left = (np.tile(side, outputs)[:, None] + none for side in (right, left))
-        return _generate(grids, grids.narrowest(j, right, left), float(grids.outputs[-1]), gain)
+        first, last = np.triu_indices(rows)
+        j, zeros = np.repeat(np.arange(outputs), len(first)), np.zeros(len(grids.falls), int)
+        last, first = (np.tile(side, outputs)[:, None] + zeros for side in (last, first))
+        return _generate(grids, grids.narrowest(j, last, first), float(grids.outputs[-1]), gain)
     # Half the rows and half the outputs over the same ranges; all of them if they are few.
     x, y, row_distance = grids.inputs, grids.outputs, grids.row_distance
     if rows > _MAX_DIRECT_ROWS:
@@ -148,10 +148,10 @@ def _master(
     count, first = len(grids.centres), 1 if grids.symmetric else 0
     sums, means, squares = _equations(grids, profiles, unit)
     # For symmetric profiles the middle row has the mean 0.
-    equal, right_sides = sparse.vstack([sums, means[first:]], "csr"), np.zeros((2, count))
+    constraints, right_sides = sparse.vstack([sums, means[first:]], "csr"), np.zeros((2, count))
     right_sides[0, 0], right_sides[1, 1:] = 1.0, grids.gap / unit
-    equal_to = np.append(right_sides[0], right_sides[1, first:])
-    missing = sparse.hstack([sparse.identity(len(equal_to)), -sparse.identity(len(equal_to))])
+    constraint_values = np.append(right_sides[0], right_sides[1, first:])
+    residuals = sparse.hstack([sparse.identity(len(constraint_values)), -sparse.identity(len(constraint_values))])
     steps = sparse.diags([1.0, -1.0], [0, -1], (count, count))
     if grids.weights is None:
         # S_i = v - t_i, with a slack t_i of at least 0.
@@ -159,19 +159,20 @@ def _master(
         to_objective, cost = sparse.hstack([steps, -bound]), np.append(np.zeros(count), 1.0)
     else:
         to_objective, cost = -steps, grids.weights[grids.base :] * np.where(np.arange(count) >= first, 1 + first, 1)
-    matrix = sparse.bmat([[equal, None, missing], [squares, to_objective, None]], "csc")
-    cost = np.concatenate([np.zeros(len(profiles)), cost, np.full(missing.shape[1], _RESIDUAL_COST)])
-    solution, prices = _optimum(cost, matrix, np.concatenate([equal_to, np.zeros(count)]))
-    without = solution[-missing.shape[1] :].sum()
+    matrix = sparse.bmat([[constraints, None, residuals], [squares, to_objective, None]], "csc")
+    cost = np.concatenate([np.zeros(len(profiles)), cost, np.full(residuals.shape[1], _RESIDUAL_COST)])
+    solution, prices = _optimum(cost, matrix, np.concatenate([constraint_values, np.zeros(count)]))
+    residual = solution[-residuals.shape[1] :].sum()
     prices = np.insert(prices, count, 0.0) if first else prices
-    return solution[: len(profiles)], cost @ solution - _RESIDUAL_COST * without, without, _values(grids, prices, unit)
+    objective = cost @ solution - _RESIDUAL_COST * residual
+    return solution[: len(profiles)], objective, residual, _values(grids, prices, unit)
 
 
-def _optimum(cost: np.ndarray, matrix: object, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _optimum(cost: np.ndarray, matrix: object, constraint_values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     from scipy.optimize import linprog
 
     for method in ("highs-ipm", "highs-ds"):
-        result = linprog(cost, A_eq=matrix, b_eq=equal_to, method=method)
+        result = linprog(cost, A_eq=matrix, b_eq=constraint_values, method=method)
         if result.status == 0:
             return result.x, result.eqlin.marginals
     raise ProgramError(f"the linear program has no solution ({result.message}); take more outputs or fewer points")
@@ -184,12 +185,12 @@ def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[np.ndarr
     count, entries = len(profiles), []
     numbers = np.arange(count)
     for side in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
-        j, right, left = grids.parts(side)
+        j, last_rows, first_rows = grids.parts(side)
         entries.append((np.full(count, grids.base), numbers, j, grids.values(side, np.array([grids.base]))[:, 0]))
-        for fall, last, first in zip(grids.falls, right.T, left.T, strict=True):
+        for fall, last, first in zip(grids.falls, last_rows.T, first_rows.T, strict=True):
             for i, change in ((last + 1, -fall), (first, fall)):
-                inside = (i > grids.base) & (i < grids.rows)
-                entries.append((i[inside], numbers[inside], j[inside], np.full(inside.sum(), change)))
+                is_used = (i > grids.base) & (i < grids.rows)
+                entries.append((i[is_used], numbers[is_used], j[is_used], np.full(is_used.sum(), change)))
     i, column, j, change = (np.concatenate(columns) for columns in zip(*entries, strict=True))
     row = i - grids.base
     z = (grids.outputs[j] - grids.centres[row]) / unit
@@ -250,8 +251,8 @@ class Grids:
         return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
 
     def mirrored(self, profiles: np.ndarray) -> np.ndarray:
-        j, right, left = self.parts(profiles)
-        return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - left, self.rows - 1 - right])
+        j, rights, lefts = self.parts(profiles)
+        return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - lefts, self.rows - 1 - rights])
 
     def parts(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the reports, the steps to the right and those to the left."""
@@ -261,10 +262,10 @@ class Grids:
     def unique(self, profiles: np.ndarray) -> np.ndarray:
         """Return the distinct profiles; of two mirror images, one."""
         if self.symmetric:
-            other = self.mirrored(profiles)
-            first_difference = (profiles != other).argmax(axis=1)[:, None]
-            later = np.take_along_axis(profiles, first_difference, 1) > np.take_along_axis(other, first_difference, 1)
-            profiles = np.where(later, other, profiles)
+            mirrored = self.mirrored(profiles)
+            first_difference = (profiles != mirrored).argmax(axis=1)[:, None]
+            entry, opposite = (np.take_along_axis(array, first_difference, 1) for array in (profiles, mirrored))
+            profiles = np.where(entry > opposite, mirrored, profiles)
         return np.unique(profiles, axis=0)
 
     def narrowest(self, j: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
@@ -286,15 +287,18 @@ class Grids:
         """Return profiles of these grids near those of other grids, up to one report and one row away."""
         j, *sides = other.parts(profiles)
         steps = len(self.falls)
-        place = np.rint(np.interp(other.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
+        nearest_output = np.rint(np.interp(other.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
         rows = np.rint(np.interp(other.inputs, self.inputs, np.arange(self.rows))).astype(int)
         right, left = (
             np.pad(rows[side], ((0, 0), (0, max(0, steps - side.shape[1]))), "edge")[:, :steps] for side in sides
         )
-        moved = [
-            self.narrowest(place + a, right + b, left + c) for a in (-1, 0, 1) for b in (-1, 0, 1) for c in (-1, 0, 1)
+        neighbours = [
+            self.narrowest(nearest_output + a, right + b, left + c)
+            for a in (-1, 0, 1)
+            for b in (-1, 0, 1)
+            for c in (-1, 0, 1)
         ]
-        candidates = np.concatenate(moved)
+        candidates = np.concatenate(neighbours)
         j, right, left = self.parts(candidates)
         return candidates[(j >= 0) & (j < len(self.outputs)) & (left[:, 0] <= right[:, 0])]
 

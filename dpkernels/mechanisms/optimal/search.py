@@ -132,8 +132,8 @@ def _problem(
         checks.not_traced("lower, upper", _DISCRETE, lower, upper)
     ratio, histogram = 1.0, None
     if sensitivity is not None:
-        largest_ratio = most_ratio(epsilon) if points is None else MAX_RATIO
-        ratio = _interval_ratio(lower, upper, sensitivity, largest_ratio)
+        max_allowed_ratio = most_ratio(epsilon) if points is None else MAX_RATIO
+        ratio = _interval_ratio(lower, upper, sensitivity, max_allowed_ratio)
     if isinstance(objective, str):
         checks.one_of("objective", objective, ("worst",))
     else:
@@ -202,8 +202,8 @@ def _output_range(problem: _Problem) -> float:
 
 
 def _path(problem: _Problem) -> Path | None:
-    place, key = folder(), f"{FORMAT} {problem!r}".encode()
-    return None if place is None else place / f"optimal-{hashlib.sha256(key).hexdigest()[:32]}.npz"
+    cache, key = folder(), f"{FORMAT} {problem!r}".encode()
+    return None if cache is None else cache / f"optimal-{hashlib.sha256(key).hexdigest()[:32]}.npz"
 
 
 def _read(path: Path, key: str) -> Arrays | None:
@@ -216,8 +216,8 @@ def _read(path: Path, key: str) -> Arrays | None:
             arrays = {name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()}
     except Exception:  # A damaged file fails in zipfile, in zlib or in NumPy, each with errors of its own.
         return None
-    same = "key" in arrays and str(arrays.pop("key")) == key
-    return arrays if same else None
+    has_key = "key" in arrays and str(arrays.pop("key")) == key
+    return arrays if has_key else None
 
 
 def _array(data: bytes) -> np.ndarray:
@@ -249,8 +249,8 @@ def _is_sound(stored: Arrays, problem: _Problem) -> bool:
         largest = math.exp(problem.epsilon) * (1 - 0.4 * SLACKS[0] * min(1.0, problem.epsilon))
         if not (np.all(np.isfinite(p)) and np.all(p > MIN_PROBABILITY / 2)):
             return False
-        off = max(np.abs(p.sum(axis=1) - 1).max(), np.abs(p @ (apart * places) - problem.rows.inputs).max())
-        return bool(off < _ROUNDING and largest_ratio(p, problem.rows.row_distance) <= largest)
+        error = max(np.abs(p.sum(axis=1) - 1).max(), np.abs(p @ (apart * places) - problem.rows.inputs).max())
+        return bool(error < _ROUNDING and largest_ratio(p, problem.rows.row_distance) <= largest)
     except (KeyError, ValueError, TypeError):
         return False
 
@@ -321,17 +321,17 @@ def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit."""
     fewest = max(_MIN_STEPS, math.ceil(_sensitivity_steps(epsilon, ratio)), math.ceil(16 / ratio))
 
-    def waste(fit: tuple[int, int]) -> float:
+    def waste(candidate: tuple[int, int]) -> float:
         # Rows that reach beyond the interval, or neighbours further apart than necessary, cost more.
-        excess = fit[0] / (ratio * fit[1])
-        return (excess - 1 if excess >= 1 else 2 * (1 / excess - 1)) + 1e-3 * fit[1] / fewest
+        coverage = candidate[0] / (ratio * candidate[1])
+        return (coverage - 1 if coverage >= 1 else 2 * (1 / coverage - 1)) + 1e-3 * candidate[1] / fewest
 
-    fits = [
+    candidates = [
         (2 * half, row_distance)
         for row_distance in range(fewest, fewest + 4)
         for half in {math.floor(ratio * row_distance / 2), math.ceil(ratio * row_distance / 2 * (1 - 1e-9))}
     ]
-    return min(fits, key=waste)
+    return min(candidates, key=waste)
 
 
 def _near_grid(ratio: float, steps: int, row_distance: int) -> InputGrid:

@@ -36,8 +36,8 @@ class Shape(Batchable, abc.ABC):
     is_smooth: ClassVar[bool] = False
     _kinds: ClassVar[list[type[Shape]]] = []
 
-    def __init_subclass__(cls, static: tuple[str, ...] = (), **others: object) -> None:
-        super().__init_subclass__(**others)
+    def __init_subclass__(cls, static: tuple[str, ...] = (), **options: object) -> None:
+        super().__init_subclass__(**options)
         pytree(cls, static=static)
         Shape._kinds.append(cls)
 
@@ -181,8 +181,8 @@ class Quartic(Base):
 
     def _mass(self, d: Real, w: Real) -> RealArray:
         """Return the integral of g from v = d - 1 to v + w, where 1 - v^4 = d (2 - d) (1 + v^2) does not cancel."""
-        v, far = d - 1, d * (2 - d) * (1 + (d - 1) ** 2)
-        return w * (self.edge + (1 - self.edge) * (far - w * (2 * v**3 + w * (2 * v**2 + w * (v + 0.2 * w)))))
+        v, end_height = d - 1, d * (2 - d) * (1 + (d - 1) ** 2)
+        return w * (self.edge + (1 - self.edge) * (end_height - w * (2 * v**3 + w * (2 * v**2 + w * (v + 0.2 * w)))))
 
     def icdf(self, u: Real) -> RealArray:
         """Return the v = d - 1 with the mass 2 b u below it, for u below 1/2, by Halley's method, and mirror it."""

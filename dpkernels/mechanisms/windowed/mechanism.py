@@ -118,38 +118,39 @@ class Windowed(Parabolic):
         in_base = self.base.icdf(xp.clip((u - S1) * (1 / S2), 0.0, 1.0))
         return self.middle + xp.where(u < S1, in_window, in_base) * (1 / self.scale)
 
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         """Return the report below the window, inside it or above it; the masses of the three cases are known."""
         S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
         middle = self._window_middle(x)
-        up_to_middle = base.mass_between(0.0, middle + 1)
+        base_mass_to_middle = base.mass_between(0.0, middle + 1)
         # A report above the window's middle mirrors one below, so half of the window is inverted. Positions are
         # distances d from the near end of [-1, 1], where v = d - 1.
-        mirrored = u > S2 * up_to_middle + S1 / 2
+        mirrored = u > S2 * base_mass_to_middle + S1 / 2
         xp = namespace(mirrored, m)
-        u, middle = xp.where(mirrored, above, u), xp.where(mirrored, -middle, middle)
+        u, middle = xp.where(mirrored, upper_tail, u), xp.where(mirrored, -middle, middle)
         start = xp.maximum(middle + 1 - m / 2, 0.0)
-        below = S2 * base.mass_between(0.0, start)
-        half = S1 / 2 + (S2 * xp.where(mirrored, 1 - up_to_middle, up_to_middle) - below)
-        outside = u < below
-        d, z = self._invert_half(outside, u, xp.maximum(u - below, 0.0), half, start)
-        inside = xp.maximum(middle + 1 - m * (0.5 - xp.minimum(z, 0.5)), start)
-        v = xp.minimum(xp.where(outside, xp.minimum(d, start), inside) - 1, middle)
+        mass_below = S2 * base.mass_between(0.0, start)
+        half_mass = S1 / 2 + (S2 * xp.where(mirrored, 1 - base_mass_to_middle, base_mass_to_middle) - mass_below)
+        is_below = u < mass_below
+        d, z = self._invert_half(is_below, u, xp.maximum(u - mass_below, 0.0), half_mass, start)
+        window_distance = xp.maximum(middle + 1 - m * (0.5 - xp.minimum(z, 0.5)), start)
+        v = xp.minimum(xp.where(is_below, xp.minimum(d, start), window_distance) - 1, middle)
         return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
 
     def _invert_half(
-        self, outside: object, u: RealArray, mass: RealArray, half: RealArray, start: int
+        self, is_below: object, u: RealArray, mass: RealArray, half_mass: RealArray, start: int
     ) -> tuple[RealArray, RealArray]:
-        """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
+        """Return (d, z): where ``is_below`` the window, the distance d with the mass u below it, else its position z.
 
-        With the base, ``mass`` is from the window's start, at the distance ``start``, to z, and ``half`` to z = 1/2.
+        ``mass``, of window and base, is from the window's start, at the distance ``start``, to z; ``half_mass`` is to
+        z = 1/2.
         """
         xp, m, window, base = namespace(u, self.width), self.width, self.window, self.base
         S1, S2 = self.window_mass, self.base_mass
         d = base.icdf(xp.minimum(u * (1 / S2), 1.0)) + 1
-        share = mass * (1 / half)
+        fraction = mass * (1 / half_mass)
         if window.is_flat and base.is_flat:
-            return d, share / 2
+            return d, fraction / 2
         if not (window.is_smooth and base.is_smooth):
 
             def cdf(z: Real) -> RealArray:
@@ -157,40 +158,40 @@ class Windowed(Parabolic):
 
             return d, solve.invert_increasing(cdf, mass, 0.0, 0.5)
         # The root of a density that is linear in z, which those of linear windows on a flat base are.
-        edge = m * (self.height * window.inward(0 * u) + self.level * base.inward(start)) * (0.5 / half)
-        z = share * (1 / (edge + root_or_zero(edge**2 + 4 * (1 - edge) * share)))
-        exact = window.is_linear and base.is_flat
-        # One search for both: outside, the window's mass is left out, and the unit of positions is that of d.
-        mass, z = xp.where(outside, u, mass), xp.where(outside, d, z)
-        start, unit = xp.where(outside, 0.0, start), xp.where(outside, 1.0, m)
-        S1, k = (xp.where(outside, 0.0, weight) for weight in (S1, self.height))
+        edge = m * (self.height * window.inward(0 * u) + self.level * base.inward(start)) * (0.5 / half_mass)
+        z = fraction * (1 / (edge + root_or_zero(edge**2 + 4 * (1 - edge) * fraction)))
+        is_exact = window.is_linear and base.is_flat
+        # One search for both: below the window, its mass is left out, and the unit of positions is that of d.
+        mass, z = xp.where(is_below, u, mass), xp.where(is_below, d, z)
+        start, unit = xp.where(is_below, 0.0, start), xp.where(is_below, 1.0, m)
+        S1, k = (xp.where(is_below, 0.0, weight) for weight in (S1, self.height))
         z = solve.invert_smooth(
             lambda z: S1 * window.inward_mass(z) + S2 * base.mass_between(start, unit * z),
             mass,
             z,
             lambda z: unit * (k * window.inward(z) + self.level * base.inward(start + unit * z)),
-            steps=None if exact else _NEWTON_STEPS,
+            steps=None if is_exact else _NEWTON_STEPS,
         )
         return z, z
 
     def variance(self, x: Real) -> Real:
         """Return (S2 vB + S1 vA m^2 + c^2 S2/S1) / C^2."""
         S1, S2, c = self.window_mass, self.base_mass, self._scaled(x)
-        inside = S2 * self.base.spread + S1 * self.window.spread * self.width**2
-        return (inside + c**2 * S2 / S1) / self.scale**2
+        spread = S2 * self.base.spread + S1 * self.window.spread * self.width**2
+        return (spread + c**2 * S2 / S1) / self.scale**2
 
     def absolute_error(self, x: Real) -> Real:
         """Return 2/C times the integral of the cdf up to c, since the report is unbiased."""
         xp = namespace(c := self._scaled(x), self.width)
         z = (c - self._window_start(x)) / self.width
-        below_window = self.window.cdf_integral(xp.clip(z, 0.0, 1.0)) + xp.maximum(z - 1, 0.0)
-        integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * below_window
+        window_integral = self.window.cdf_integral(xp.clip(z, 0.0, 1.0)) + xp.maximum(z - 1, 0.0)
+        integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * window_integral
         return 2 * integral / self.scale
 
     def envelope(self, v: Real) -> tuple[np.ndarray, np.ndarray]:
         """Return the supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
-        (near, far), base = distances(v, self.width), self.level * self.base.density(v)
-        return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
+        (nearest, farthest), base = distances(v, self.width), self.level * self.base.density(v)
+        return base + self.height * self.window.ceiling(nearest), base + self.height * self.window.floor(farthest)
 
 
 def distances(v: Real, width: Real) -> tuple[Real, Real]:
@@ -236,10 +237,10 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
         return _possible_height(*parameters, condition)
     height = _largest_height(*parameters, condition)
     if not np.all(is_private := height > 0):
-        at, lowest = (np.broadcast_to(value, np.shape(height))[~is_private] for value in (epsilon, base.lowest))
+        budgets, edges = (np.broadcast_to(value, np.shape(height))[~is_private] for value in (epsilon, base.lowest))
         raise ValueError(
-            f"epsilon: at {shortest(at.flat[0])} no positive window height is private; the base falls to "
-            f"{shortest(lowest.flat[0])} of its peak, {condition} needs more than {shortest(np.exp(-at.flat[0]))}"
+            f"epsilon: at {shortest(budgets.flat[0])} no positive window height is private; the base falls to "
+            f"{shortest(edges.flat[0])} of its peak, {condition} needs more than {shortest(np.exp(-budgets.flat[0]))}"
         )
     return plain(height)
 
@@ -261,8 +262,8 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
     xp = namespace(*tree_leaves(parameters))
-    if xp is np and (is_one := _is_steepest_one(window, base, width)).all():
-        return np.ones(np.broadcast_shapes(is_one.shape, np.shape(epsilon)))[()]
+    if xp is np and (is_plateau := _is_steepest_one(window, base, width)).all():
+        return np.ones(np.broadcast_shapes(is_plateau.shape, np.shape(epsilon)))[()]
     if has_axes(*tree_leaves(parameters)):
         return _of_entries(lambda base, width, epsilon: _steepest(window, base, width, epsilon), base, width, epsilon)
     if xp is np:
@@ -284,15 +285,18 @@ def _is_steepest_one(window: Window, base: Base, width: object) -> np.ndarray:
 
 def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
     """Return a lower bound of ``_steepest`` for a falling window on a flat base, which is exact on a plateau."""
-    near, far = 1 - width / 2, np.minimum(np.maximum(width - 1, 1 - width / 2), 1.0)
-    values = [_steepness(v, (window, base, width, epsilon)) for v in (near, (near + far) / 2, far)]
+    plateau_start, plateau_end = 1 - width / 2, np.minimum(np.maximum(width - 1, 1 - width / 2), 1.0)
+    values = [
+        _steepness(v, (window, base, width, epsilon))
+        for v in (plateau_start, (plateau_start + plateau_end) / 2, plateau_end)
+    ]
     return np.where(_is_steepest_one(window, base, width), 1.0, np.maximum.reduce(values))
 
 
 def _steepness(v: Real, parameters: tuple[Window, Base, Real, Real]) -> Any:
     window, base, width, epsilon = parameters
-    near, far = distances(v, width)
-    return (window.ceiling(near) - namespace(v, epsilon).exp(epsilon) * window.floor(far)) / base.density(v)
+    nearest, farthest = distances(v, width)
+    return (window.ceiling(nearest) - namespace(v, epsilon).exp(epsilon) * window.floor(farthest)) / base.density(v)
 
 
 def height_at(relative: Real, window: Window, base: Base, width: Real) -> Real:
@@ -360,17 +364,17 @@ def _best_shapes(
     bases = flat_leaves(tree_map(lambda leaf: np.broadcast_to(leaf, shape), base))
 
     def variances(logits: np.ndarray, entries: np.ndarray) -> np.ndarray:
-        some, width, eps = bases[entries] if bases.batch_shape else base, _width_of(logits), budgets[entries]
+        entry_bases, width, eps = bases[entries] if bases.batch_shape else base, _width_of(logits), budgets[entries]
         if is_closed:
-            return _best_height_variance(window, some, width, eps, condition, objective)
-        relative = np.expm1(eps) / _least_steepest(window, some, width, eps)
-        return variance_at(window, some, width, height_at(relative, window, some, width), objective)
+            return _best_height_variance(window, entry_bases, width, eps, condition, objective)
+        relative = np.expm1(eps) / _least_steepest(window, entry_bases, width, eps)
+        return variance_at(window, entry_bases, width, height_at(relative, window, entry_bases, width), objective)
 
     logits = minima_near_grid(variances, len(budgets), _LOGITS, _XATOL)
     widths = _width_of(logits)
     if not is_closed:
-        others = ~_is_steepest_one(window, base, _width_of(logits + 2 * (_LOGITS[1] - _LOGITS[0])))
-        for entry in np.flatnonzero(others).tolist():
+        is_off_plateau = ~_is_steepest_one(window, base, _width_of(logits + 2 * (_LOGITS[1] - _LOGITS[0])))
+        for entry in np.flatnonzero(is_off_plateau).tolist():
             widths[entry] = _best_width(window, base, float(budgets[entry]), condition, objective)[0]
     return base, widths.reshape(shape)
 
@@ -464,8 +468,8 @@ class SquareWave(Local):
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        beyond = self.half_width * self._range
-        return self.lower - beyond, self.upper + beyond
+        margin = self.half_width * self._range
+        return self.lower - margin, self.upper + margin
 
     @property
     def _range(self) -> Real:
@@ -508,8 +512,8 @@ class SquareWave(Local):
         base, window = xp.clip((v + b) / (1 + 2 * b), 0.0, 1.0), xp.clip((v - t + b) / (2 * b), 0.0, 1.0)
         return self.base_mass * base + self.window_mass * window
 
-    def _solve_cdf(self, u: RealArray, above: Real, x: Real) -> Real:
-        return self.middle + self.window_mass * (self.unbiased._solve_cdf(u, above, x) - self.middle)
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
+        return self.middle + self.window_mass * (self.unbiased._solve_cdf(u, upper_tail, x) - self.middle)
 
     def draw(self, u: Real, x: Real) -> Real:
         """Draw from the exact mixture: u < S1 gives a point of the window, any other u a point of the base."""
@@ -541,8 +545,8 @@ class SquareWave(Local):
     def absolute_error(self, x: Real) -> Real:
         """Return E|report - x|: R (S1 b/2 + S2 ((t + b)^2 + (1 + b - t)^2) / (2 (1 + 2 b)))."""
         b, t = self.half_width, self._scaled(x)
-        far = ((t + b) ** 2 + (1 + b - t) ** 2) / (2 * (1 + 2 * b))
-        return self._range * (self.window_mass * b / 2 + self.base_mass * far)
+        base_error = ((t + b) ** 2 + (1 + b - t) ** 2) / (2 * (1 + 2 * b))
+        return self._range * (self.window_mass * b / 2 + self.base_mass * base_error)
 
 
 def published_half_width(epsilon: Real) -> Real:

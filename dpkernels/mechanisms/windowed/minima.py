@@ -29,10 +29,10 @@ def _minima_near_grid(functions: Functions, block: np.ndarray, grid: np.ndarray,
     values = np.stack([functions(np.full(len(block), x), block) for x in grid])
     best = values.argmin(0)
     low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, len(grid) - 1)]
-    x, value = bounded_minima(lambda x, some: functions(x, block[some]), low, high, xatol)
-    at_best = values[best, np.arange(len(block))]
+    x, value = bounded_minima(lambda x, indices: functions(x, block[indices]), low, high, xatol)
+    best_value = values[best, np.arange(len(block))]
     # Brent's method may miss the minimum of a function that jumps.
-    return np.where(value <= at_best + 1e-9 * np.abs(at_best), x, grid[best])
+    return np.where(value <= best_value + 1e-9 * np.abs(best_value), x, grid[best])
 
 
 def bounded_minima(
@@ -62,14 +62,14 @@ def bounded_minima(
         p, q = np.where(q > 0.0, -p, p), np.abs(q)
         before = e[i]
         is_tried = np.abs(before) > tol
-        fits = is_tried & (np.abs(p) < np.abs(0.5 * q * before)) & (p > q * (a[i] - x0)) & (p < q * (b[i] - x0))
-        step = (p + 0.0) / np.where(fits, q, 1.0)
+        is_parabolic = is_tried & (np.abs(p) < np.abs(0.5 * q * before)) & (p > q * (a[i] - x0)) & (p < q * (b[i] - x0))
+        step = (p + 0.0) / np.where(is_parabolic, q, 1.0)
         x = x0 + step
-        towards = np.sign(xm[i] - x0) + (xm[i] - x0 == 0)
-        step = np.where((x - a[i] < 2.0 * tol) | (b[i] - x < 2.0 * tol), tol * towards, step)
+        towards_middle = np.sign(xm[i] - x0) + (xm[i] - x0 == 0)
+        step = np.where((x - a[i] < 2.0 * tol) | (b[i] - x < 2.0 * tol), tol * towards_middle, step)
         golden = np.where(x0 >= xm[i], a[i] - x0, b[i] - x0)
-        e[i] = np.where(fits, rat[i], golden)
-        rat[i] = np.where(fits, step, _GOLDEN * golden)
+        e[i] = np.where(is_parabolic, rat[i], golden)
+        rat[i] = np.where(is_parabolic, step, _GOLDEN * golden)
         direction = np.sign(rat[i]) + (rat[i] == 0)
         x = x0 + direction * np.maximum(np.abs(rat[i]), tol)
         fu = functions(x, i)

@@ -34,16 +34,16 @@ class _Tables(NamedTuple):
 
 def _tables(f: RealArray) -> _Tables:
     xp, n = namespace(f), len(f) - 1
-    middle = (f[:-1] + f[1:]) / 2
-    area = plain(middle.mean())
-    masses = xp.concatenate([xp.zeros(1), xp.cumsum(middle)]) / (n * area)
-    pieces = masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * area)
-    integrals = xp.concatenate([xp.zeros(1), xp.cumsum(pieces)])
+    midpoints = (f[:-1] + f[1:]) / 2
+    area = plain(midpoints.mean())
+    masses = xp.concatenate([xp.zeros(1), xp.cumsum(midpoints)]) / (n * area)
+    segment_integrals = masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * area)
+    integrals = xp.concatenate([xp.zeros(1), xp.cumsum(segment_integrals)])
     segments = xp.stack([xp.arange(n) + 0.0, f[:-1], f[1:], masses[:-1], integrals[:-1]], -1)
     # Simpson's rule is exact for the cubic integrand of the variance.
     knots = np.linspace(0, 1, n + 1)
-    at_knots, at_middles = (knots - 0.5) ** 2 * f, ((knots[:-1] + knots[1:]) / 2 - 0.5) ** 2 * middle
-    spread = plain((at_knots[:-1] + 4 * at_middles + at_knots[1:]).mean() / 6 / area)
+    knot_terms, midpoint_terms = (knots - 0.5) ** 2 * f, ((knots[:-1] + knots[1:]) / 2 - 0.5) ** 2 * midpoints
+    spread = plain((knot_terms[:-1] + 4 * midpoint_terms + knot_terms[1:]).mean() / 6 / area)
     return _Tables(f, area, masses, segments, spread)
 
 
@@ -131,8 +131,8 @@ class _Tabulated:
     def cdf_integral(self, v: Real) -> Real:
         s, low, high, mass, integral = self._segment((v - self.ends[0]) / self._length)
         n = len(self.shape.values) - 1
-        inside = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
-        return self._length * (integral + mass * s / n + inside)
+        segment_integral = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
+        return self._length * (integral + mass * s / n + segment_integral)
 
     def icdf(self, u: Any) -> RealArray:
         """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
@@ -233,6 +233,6 @@ def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.n
     opposite = values[::-1]
     if np.max(np.abs(values - opposite)) > 1e-9 * peak:
         knot = int(np.argmax(np.abs(values - opposite)))
-        here, there = shortest(values[knot]), shortest(opposite[knot])
-        raise ValueError(f"{name}: not symmetric, {here} at knot {knot} but {there} opposite")
+        value, opposite_value = shortest(values[knot]), shortest(opposite[knot])
+        raise ValueError(f"{name}: not symmetric, {value} at knot {knot} but {opposite_value} opposite")
     return PiecewiseLinear(tuple(((values + opposite) / 2 / peak).tolist()))

@@ -123,5 +123,5 @@ class Triangle(FallingWindow):
         return namespace(z).where(z < 0.5, 2 / 3 * z**3, z - 0.5 + 2 / 3 * (1 - z) ** 3)
 
     def icdf(self, u: Real) -> RealArray:
-        near = root_or_zero(namespace(u).minimum(u, 1 - u) / 2)
-        return namespace(u).where(u < 0.5, near, 1 - near)
+        distance = root_or_zero(namespace(u).minimum(u, 1 - u) / 2)
+        return namespace(u).where(u < 0.5, distance, 1 - distance)

@@ -76,7 +76,7 @@ def test_a_cell_is_read_by_itself(kind):
     cells = pa.array([*known, *strange]).cast(pa.string())
     cells = cells.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else cells.cast(kind)
     codes = codes_of(cells, PLAN, ["-"])
-    assert [PLAN.value_of(int(code)) for code in codes[: len(known)]] == known
+    assert [PLAN.value(int(code)) for code in codes[: len(known)]] == known
     assert codes[len(known) :].tolist() == [UNKNOWN] * 5 + [MISSING] * 5
     assert [codes_of(cells[at : at + 1], PLAN, ["-"])[0] for at in range(len(cells))] == codes.tolist()
 

@@ -74,7 +74,7 @@ def test_extensions_are_all_values(lengths):
     for length in lengths:
         prefixes, before = plan.extensions(prefixes, before, length), length
     words = {"".join(word) for size in range(5) for word in itertools.product("ab", repeat=size)}
-    assert sorted(map(plan.value_of, prefixes.tolist())) == sorted(words)
+    assert sorted(map(plan.value, prefixes.tolist())) == sorted(words)
     assert sorted(prefixes) == sorted(plan.codes_of(np.array(sorted(words))))
 
 
@@ -99,7 +99,7 @@ def test_frequent_words_are_found(split):
 def test_containers_and_integers(container):
     texts, numbers = dpk.prefix_response(1.0, 4, LETTERS), dpk.prefix_response(1.0, 30, 2)
     assert texts.codes_of(container(["ab", "", "zzzz"])).tolist() == [27**3 + 2 * 27**2, 0, 27**4 - 1]
-    assert [texts.value_of(code) for code in (27**3 + 2 * 27**2, 0, 27**4 - 1)] == ["ab", "", "zzzz"]
+    assert [texts.value(code) for code in (27**3 + 2 * 27**2, 0, 27**4 - 1)] == ["ab", "", "zzzz"]
     assert numbers.codes_of(container([5, (1 << 30) - 1])).tolist() == [5, (1 << 30) - 1]
     for wrong in ([5, 1 << 30], [5, -1]):
         with pytest.raises(ValueError, match="row 1 is"):
@@ -221,7 +221,7 @@ def test_codes_of_texts_are_their_digits(alphabet):
 
 def test_other_values_and_longer_ones():
     plan = dpk.prefix_response(8.0, 3, "abc", other="cab")
-    assert plan.value_of(plan.other) == "cab"
+    assert plan.value(plan.other) == "cab"
     x = np.array(["a", "zz", "abca", "cab"])
     same = dpk.perturb(np.array(["a", "cab", "cab", "cab"]), plan, key=KEY)
     assert np.array_equal(dpk.perturb(x, plan, key=KEY), same)

@@ -512,11 +512,11 @@ def test_noise_without_a_claim_is_refused():
 
 def test_defaults():
     made = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
-    assert (made.sensitivity, made.coordinate.delta, made.own_norm) == (3.0, 0.0, "l1")
+    assert (made.sensitivity, made.coordinate.delta, made.noise_norm) == (3.0, 0.0, "l1")
     made = dpk.on_vectors(dpk.logistic(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
-    assert (made.sensitivity, made.coordinate.delta, made.own_norm) == (3.0, 1e-10, "l1")
+    assert (made.sensitivity, made.coordinate.delta, made.noise_norm) == (3.0, 1e-10, "l1")
     made = dpk.on_vectors(dpk.gaussian(sigma=3.0, sensitivity=6.0, epsilon=1.0, delta=1e-5), dimensions=4, norm="linf")
-    assert (made.sensitivity, made.coordinate.delta, made.own_norm) == (3.0, 1e-5, "l2")
+    assert (made.sensitivity, made.coordinate.delta, made.noise_norm) == (3.0, 1e-5, "l2")
 
 
 @every_vector
