@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from typing import Annotated
 
+import jaxtyping
 import pytest
 from tracked import ROOT
+
+from dpkernels import shapes
 
 # What calls the functions of every file that names shapes, within half a minute.
 CALLERS = ("tests/dpkernels/random",)
@@ -14,15 +18,17 @@ FAULTS = {
         "from dpkernels.random import chacha",
         "chacha.blocks_at(jnp.zeros(7, 'uint32'), jnp.zeros((4, 3), 'uint32'))",
     ),
-    "words that are signed": (
-        "from dpkernels.random import chacha",
-        "chacha.words_from(jnp.zeros(12, 'int32'), 5, 32)",
-    ),
 }
 
 
 def python(*arguments):
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_names_of_arrays_are_those_of_jaxtyping():
+    """The library does not import it, so nothing else would notice a name that it has not."""
+    assert [name for name in shapes.__all__ if not hasattr(jaxtyping, name)] == []
+    assert all(getattr(shapes, name) is Annotated for name in shapes.__all__)
 
 
 @pytest.mark.lengthy

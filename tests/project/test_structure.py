@@ -128,6 +128,7 @@ LAZY = (
     "dp_accounting",
     "dpkernels.release.arrow",  # which is about pyarrow
     "fcntl",
+    "jaxtyping",  # which type checkers read
     "jax",
     "matplotlib",
     "pandas",
