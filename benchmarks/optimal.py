@@ -25,7 +25,7 @@ import numpy as np
 import dpkernels as dpk
 from benchmarks.shown import markdown, parser_of
 from dpkernels.mechanisms.optimal.program import least_variance
-from dpkernels.mechanisms.optimal.search import InputGrid, grid, outputs_for
+from dpkernels.mechanisms.optimal.search import InputGrid, half_outputs, input_grid
 
 PAIRS = (
     *((0.5, 1), (1, 1), (3, 1), (6, 1), (8, 1), (10, 1), (12, 1)),
@@ -85,8 +85,8 @@ def steps_row(epsilon: float, ratio: float) -> dict[str, str]:
 
 def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
     """The share of the worst-case variance that inputs and reports half as far apart save."""
-    rows = grid(epsilon, ratio, None)
-    fine, half = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach), outputs_for(rows, None)
+    rows = input_grid(epsilon, ratio, None)
+    fine, half = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach), half_outputs(rows, None)
     unit = (m.upper - m.lower) / 2
     y = m.spacing / unit / 2 * np.arange(-2 * half, 2 * half + 1)
     p = least_variance(epsilon, fine.inputs, y, fine.row_distance)

@@ -17,7 +17,7 @@ from dpkernels.cli.text import aligned
 from dpkernels.decimals import format_number, shortest
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
-from dpkernels.mechanisms.optimal.search import covers, is_solved
+from dpkernels.mechanisms.optimal.search import has_grid, is_solved
 from dpkernels.staging import write_png
 
 CENTRAL = [name for name, one in CONSTRUCTORS.items() if one.is_central]
@@ -141,8 +141,8 @@ def comparison(
 def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Mechanism]:
     """Return the optimal mechanisms, with a note where a program has to be solved first."""
     epsilon, breadth = options["epsilon"], options["upper"] - options["lower"]
-    optima: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}
-    if sensitivity is not None and covers(epsilon, breadth / sensitivity):
+    optima: dict[str, dict[str, float]] = {"optimal": options} if has_grid(epsilon) else {}
+    if sensitivity is not None and has_grid(epsilon, breadth / sensitivity):
         optima["optimal-central"] = {**options, "sensitivity": sensitivity}
     for name, arguments in optima.items():
         if not is_solved(**arguments):
@@ -171,7 +171,7 @@ def _curve(name: str, epsilon: float, lower: float, upper: float, breadth: float
 def _covers(name: str, epsilon: float, ratio: float) -> bool:
     """Return whether the mechanism is defined at a budget, for this width of the interval over the sensitivity."""
     if "optimal" in name:
-        return covers(epsilon, ratio if name in CENTRAL else 1.0)
+        return has_grid(epsilon, ratio if name in CENTRAL else 1.0)
     return epsilon <= checks.EPSILON_RANGE[1]
 
 

@@ -38,7 +38,7 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError
-from dpkernels.mechanisms.optimal.search import covers, optimal
+from dpkernels.mechanisms.optimal.search import has_grid, optimal
 
 if TYPE_CHECKING:
     from dpkernels.numerics import Real
@@ -79,7 +79,7 @@ def select_mechanism(name: str, options: Mapping[str, Any]) -> tuple[str, dict[s
 
 
 def _least_variance(names: Iterable[str], **options: float) -> str:
-    feasible = [name for name in names if name != "optimal" or covers(options["epsilon"])]
+    feasible = [name for name in names if name != "optimal" or has_grid(options["epsilon"])]
     return min(feasible, key=lambda name: float(MECHANISMS[name](**options).worst_variance))
 
 

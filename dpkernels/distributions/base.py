@@ -301,7 +301,7 @@ class PiecewiseExponential(Symmetric):
         """Return the derivative of the log density at z, between knots."""
 
     @staticmethod
-    def farther(z: Real, shift: Real) -> RealArray:
+    def excess_distance(z: Real, shift: Real) -> RealArray:
         """Return |z - shift| - |z|, to full precision also far out."""
         xp = namespace(z, shift)
         size = xp.abs(shift)

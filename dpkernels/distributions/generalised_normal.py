@@ -55,20 +55,20 @@ class GeneralisedNormal(Symmetric):
 
     @property
     def geometric_tail(self) -> tuple[float, float | None] | None:
-        return (0.0, None) if self._is(1) else None
+        return (0.0, None) if self._has_exponent(1) else None
 
     @property
     def gaussian_sigma(self) -> Any:
-        return self.scale / math.sqrt(2) if self._is(2) else None
+        return self.scale / math.sqrt(2) if self._has_exponent(2) else None
 
     @property
     def unweighted(self) -> Any:
         """Return Laplace or Gaussian noise at the exponents 1 and 2, whose accounting has closed forms."""
-        if self._is(1):
+        if self._has_exponent(1):
             return Laplace(self.scale)
-        return Gaussian(self.gaussian_sigma) if self._is(2) else self
+        return Gaussian(self.gaussian_sigma) if self._has_exponent(2) else self
 
-    def _is(self, exponent: int) -> bool:
+    def _has_exponent(self, exponent: int) -> bool:
         """Return whether the exponent is a plain number equal to this one."""
         value = checks.concrete(self.exponent)
         return value is not None and bool(np.all(np.asarray(value) == exponent))  # NumPy's, also within a trace.

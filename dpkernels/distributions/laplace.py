@@ -33,7 +33,7 @@ class Laplace(PiecewiseExponential):
         return -xp.abs(z) / b - xp.log(2 * b)
 
     def loss(self, z: Real, shift: Real) -> RealArray:
-        return self.farther(z, shift) / self.scale
+        return self.excess_distance(z, shift) / self.scale
 
     @property
     def geometric_tail(self) -> tuple[float, float | None]:
@@ -138,7 +138,7 @@ class MergedLaplace(PiecewiseExponential):
     def loss(self, z: Real, shift: Real) -> RealArray:
         """Return the integral of the rate from |z| to |z - shift|: a sum over segments of terms of one sign."""
         xp = namespace(z, shift, *self.rates, *self.breaks)
-        distance_change = self.farther(z, shift)
+        distance_change = self.excess_distance(z, shift)
         distance, nearer = xp.abs(distance_change), xp.minimum(xp.abs(z), xp.abs(z - shift))
         total = 0.0 * distance_change
         for start, end, rate, _ in self._segments():

@@ -57,7 +57,7 @@ class Tabulated(PiecewiseExponential):
         total = 2 * tails[0]
         return logs - logs[0] - np.log(total), tails / total
 
-    def _place(self, z: Real) -> tuple[Real, Real]:
+    def _cell_position(self, z: Real) -> tuple[Real, Real]:
         """Return |z| in units of the width, and the number of its cell, that of the last one beyond it."""
         t = floating(z) / self.width
         t = namespace(t).abs(t)
@@ -68,17 +68,17 @@ class Tabulated(PiecewiseExponential):
         return float(self.cells * self.width), None
 
     def log_prob(self, z: Real) -> Real:
-        (t, cell), (logs, _) = self._place(z), self._table
+        (t, cell), (logs, _) = self._cell_position(z), self._table
         xp = namespace(t, self.width)
         return like(logs, t)[cell] - self.fall * xp.maximum(t - self.cells, 0.0) - xp.log(self.width)
 
     def score(self, z: Real) -> RealArray:
-        t, _ = self._place(z)
+        t, _ = self._cell_position(z)
         xp = namespace(t)
         return xp.where(t >= self.cells, -xp.sign(floating(z)) * self.fall / self.width, 0.0)
 
     def tail(self, z: Real) -> Real:
-        (t, cell), (logs, tails) = self._place(z), self._table
+        (t, cell), (logs, tails) = self._cell_position(z), self._table
         xp = namespace(t)
         cell_tail = like(tails, t)[cell + 1] + xp.exp(like(logs, t)[cell]) * (cell + 1 - xp.minimum(t, self.cells))
         return xp.where(t < self.cells, cell_tail, tails[-1] * xp.exp(-self.fall * xp.maximum(t - self.cells, 0.0)))

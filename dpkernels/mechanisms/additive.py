@@ -14,7 +14,7 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.jax_on_use import Array
-from dpkernels.mechanisms.base import Mechanism, one_array
+from dpkernels.mechanisms.base import Mechanism, as_array
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree, tree_leaves
 
@@ -168,7 +168,7 @@ class AdditiveVector:
 
     def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors x of shape (..., d), for simulation only; see ``Additive.sample``."""
-        x = one_array(x)
+        x = as_array(x)
         check_shape(self, x.shape)
         return self.coordinate.sample(key, x, sample_shape, method=method)
 
@@ -181,7 +181,7 @@ def check_shape(mechanism: Any, shape: tuple[int, ...], name: str = "x") -> None
         )
 
 
-def growth(norm: str, noise_norm: str, dimensions: int) -> float:
+def norm_growth(norm: str, noise_norm: str, dimensions: int) -> float:
     """Return the largest length in the noise's own norm of d values of length 1 in ``norm``: 1, sqrt(d) or d."""
     exponent = {("linf", "l1"): 1.0, ("linf", "l2"): 0.5, ("l2", "l1"): 0.5}.get((norm, noise_norm), 0.0)
     return dimensions**exponent
@@ -230,7 +230,7 @@ def on_vectors(
     vector_delta = _vector_delta(mechanism.delta) if delta is None else delta
     claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=vector_delta)
     noise_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).noise_norm
-    largest_sensitivity = mechanism.sensitivity / growth(norm, noise_norm, dimensions)
+    largest_sensitivity = mechanism.sensitivity / norm_growth(norm, noise_norm, dimensions)
     D = largest_sensitivity if sensitivity is None else sensitivity
     checks.sensitivity(D)
     if lattice is not None:

@@ -145,13 +145,13 @@ class Mechanism(Batchable, abc.ABC):
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
         """
-        key, x = simulation_key_of(key), one_array(x)
+        key, x = simulation_key_of(key), as_array(x)
         checks.one_of("method", method, METHODS)
         check_fits(x.shape, self.batch_shape)
-        return sample_from(self, key, 0, repeated(x, sample_shape), method)
+        return sample_from(self, key, 0, with_sample_shape(x, sample_shape), method)
 
 
-def one_array(x: Real) -> Array:
+def as_array(x: Real) -> Array:
     """Return inputs as a JAX array, or refuse what is not one, such as a dictionary of arrays, with a TypeError."""
     try:
         return jnp.asarray(x)
@@ -162,8 +162,8 @@ def one_array(x: Real) -> Array:
         ) from error
 
 
-def repeated(x: Array, sample_shape: tuple[int, ...]) -> Array:
-    """Return inputs that are repeated along leading axes."""
+def with_sample_shape(x: Array, sample_shape: tuple[int, ...]) -> Array:
+    """Return inputs broadcast along leading axes."""
     sizes = [checks.integer_in("sample_shape", size, 0, (1 << 31) - 1) for size in sample_shape]
     return jnp.broadcast_to(x, (*sizes, *x.shape)) if sizes else x
 

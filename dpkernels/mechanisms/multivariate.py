@@ -12,7 +12,7 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.jax_on_use import Array, jax, jit, jnp
 from dpkernels.mechanisms.additive import check_shape
-from dpkernels.mechanisms.base import METHODS, Bounded, one_array, repeated, sample_from
+from dpkernels.mechanisms.base import METHODS, Bounded, as_array, sample_from, with_sample_shape
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
@@ -131,10 +131,10 @@ class Multivariate:
 
     def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""
-        key, x = simulation_key_of(key), one_array(x)
+        key, x = simulation_key_of(key), as_array(x)
         checks.one_of("method", method, METHODS)
         check_shape(self, x.shape)
-        return _sample(self, key, repeated(x, sample_shape), method)
+        return _sample(self, key, with_sample_shape(x, sample_shape), method)
 
 
 def _over_runs(values: RealArray, length: int) -> RealArray:

@@ -87,7 +87,7 @@ def composite(
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
     checks.one_of("condition", condition, windowed.CONDITIONS)
     checks.one_of("objective", objective, windowed.OBJECTIVES)
-    h, g = window_of(window), base_of(base)
+    h, g = parse_window(window), parse_base(base)
     if g is None or width is None:
         g, best = windowed.best_shape(h, g, epsilon, condition, objective)
         width = best if width is None else width
@@ -165,7 +165,7 @@ def _width(eta: Real | None) -> Real | None:
     return 2 / checks.real("eta", eta)
 
 
-def window_of(window: Any) -> Window:
+def parse_window(window: Any) -> Window:
     """Return a window from its name, a function on [0, 1], a table, or itself."""
     if isinstance(window, Window):
         return window
@@ -175,7 +175,7 @@ def window_of(window: Any) -> Window:
     return window_from(window)
 
 
-def base_of(base: Any) -> Base | None:
+def parse_base(base: Any) -> Base | None:
     """Return a base from its name, a function on [-1, 1], a table, or itself; None for a quartic whose edge is free."""
     if isinstance(base, Base):
         return base
@@ -208,12 +208,12 @@ def multivariate(
         checks.not_traced("epsilon", "How many coordinates are reported depends on it; give sampled.", epsilon)
         sampled = max(1, min(d, int(epsilon / 2.5)))
     s = checks.integer_in("sampled", sampled, 1, d)
-    inner = MECHANISMS[coordinate](epsilon=_share(epsilon, s), lower=-1.0, upper=1.0)
+    inner = MECHANISMS[coordinate](epsilon=_budget_share(epsilon, s), lower=-1.0, upper=1.0)
     low, high = (end if checks.concrete(end) is None else np.asarray(end, np.float64)[()] for end in (lower, upper))
     return Multivariate(inner, plain(low), plain(high), d, s)
 
 
-def _share(epsilon: Any, count: int) -> Real:
+def _budget_share(epsilon: Any, count: int) -> Real:
     """Return the budget of one of several parts; read as decimals, plain numbers do not exceed the whole."""
     if checks.concrete(epsilon) is None:
         return epsilon / count

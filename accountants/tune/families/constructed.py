@@ -293,7 +293,7 @@ def composite(
             and positive.
     """
     checks.one_of("condition", condition, CONDITIONS)
-    shape: Any = {"window": named.window_of(window), "base": named.base_of(base), "condition": condition}
+    shape: Any = {"window": named.parse_window(window), "base": named.parse_base(base), "condition": condition}
     return Composite(dpk.composite, _given(epsilon, lower, upper), **shape)
 
 

@@ -156,7 +156,7 @@ def block_supports(mechanism: BlockResponse, numbers: np.ndarray) -> np.ndarray:
     numbers_of = field(mechanism.blocks)
     g, t = mechanism.blocks, mechanism.digits
     coefficients = numbers_of.characters(numbers.reshape(mechanism.directions, g).astype(np.float64))
-    vectors = mechanism.vectors_of(np.arange(mechanism.directions))
+    vectors = mechanism.direction_vectors(np.arange(mechanism.directions))
     frequency = np.zeros((mechanism.directions, g - 1), np.int64)
     factors, place = np.arange(1, g), 1
     for _ in range(t):

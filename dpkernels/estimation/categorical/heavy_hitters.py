@@ -269,7 +269,7 @@ def _supports(mechanism: BlockResponse, reports: np.ndarray, candidates: np.ndar
     size = max(1, _ENTRIES // len(candidates))
     for at in range(0, len(reports), size):
         directions, blocks = mechanism.split(reports[at : at + size])
-        vectors = (mechanism.vectors_of(directions)[:, None] // powers % g).astype(dtype)
+        vectors = (mechanism.direction_vectors(directions)[:, None] // powers % g).astype(dtype)
         products = vectors @ digits
         products -= g * np.floor(products / g)
         total += np.count_nonzero(products == blocks[:, None].astype(dtype), axis=0)

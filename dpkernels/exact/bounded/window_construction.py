@@ -19,7 +19,7 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, height_at, relative_height
+from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, relative_height, window_height
 from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.proven import proven
 
@@ -169,7 +169,7 @@ def _cell_table(
         return None
     width = 2 * window_codes / codes
     best = relative_height(h, g, width, mechanism.epsilon, "pointwise") * (1 - _SLACK)
-    height = height_at(float(min(relative, best)), h, g, width)
+    height = window_height(float(min(relative, best)), h, g, width)
     window_mass = h.area * height * width
     is_covered = window_codes > codes - window_codes
     pad = math.ceil(1 / -math.expm1(-mechanism.epsilon)) if is_covered else 0

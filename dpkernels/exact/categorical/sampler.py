@@ -102,7 +102,7 @@ class BlockSampler(CategorySampler):
         """Return the reports of codes by two independent random words each."""
         mechanism, g = self.mechanism, self.mechanism.blocks
         directions = arithmetic.high_product(direction_words, mechanism.directions).view(np.int64)
-        blocks = self._response(response_words, mechanism.host_blocks_of(directions, codes), g)
+        blocks = self._response(response_words, mechanism.host_block_indices(directions, codes), g)
         return (directions * g + blocks).astype(mechanism.report_dtype)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.jax_on_use import Array, Tracer, jit, jnp
-from dpkernels.mechanisms.base import one_array, repeated
+from dpkernels.mechanisms.base import as_array, with_sample_shape
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.random.keys import simulation_key_of
 
@@ -127,7 +127,7 @@ class Categorical(abc.ABC):
             Reports of the shape (*sample_shape, *shape, *report_shape), with x's shape broadcast with ``epsilon``, as
             unsigned integers of ``report_dtype``.
         """
-        key, codes = simulation_key_of(key), one_array(x)
+        key, codes = simulation_key_of(key), as_array(x)
         if not jnp.issubdtype(codes.dtype, jnp.integer):
             raise TypeError(f"x: holds {codes.dtype}; codes of categories are integers")
         if not isinstance(codes, Tracer) and codes.size:
@@ -135,7 +135,7 @@ class Categorical(abc.ABC):
             if not 0 <= low <= high < self.categories:
                 raise ValueError(f"x: holds codes {low} to {high}; they must be in 0..{self.categories - 1}")
         codes = jnp.broadcast_to(codes, jnp.broadcast_shapes(codes.shape, jnp.shape(self.epsilon)))
-        return _drawn(self, key, repeated(codes, sample_shape))
+        return _drawn(self, key, with_sample_shape(codes, sample_shape))
 
     def channel(self) -> tuple[np.ndarray, np.ndarray]:
         """Return every possible report, and the (d, reports) matrix of their probabilities given a category.
@@ -167,7 +167,7 @@ def _drawn(mechanism: Categorical, key: Array, x: Array) -> Array:
     return mechanism.draw(key, x)
 
 
-def given_or_best(
+def value_or_best(
     parameter: int | None, name: str, best: Callable[[float, int], int], epsilon: Real, categories: int
 ) -> int:
     """Return the parameter of a mechanism, by default the best one, whose choice needs a plain epsilon."""

@@ -30,10 +30,10 @@ from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,
-    given_or_best,
     parse_categories,
     response_log_prob,
     smallest_unsigned,
+    value_or_best,
 )
 from dpkernels.mechanisms.categorical.galois import MAX_TABLE, field, is_field
 from dpkernels.numerics import Real, RealArray, namespace
@@ -119,7 +119,7 @@ class BlockResponse(Categorical):
     def report_dtype(self) -> np.dtype:
         return smallest_unsigned(self.outcomes)
 
-    def vectors_of(self, directions: object) -> Any:
+    def direction_vectors(self, directions: object) -> Any:
         """Return the vector of each direction, as the number that its digits are in base g.
 
         Directions are ordered by these numbers. Those whose highest digit, a 1, has j digits below it begin at
@@ -131,20 +131,20 @@ class BlockResponse(Categorical):
         j = xp.searchsorted(xp.asarray(first), directions, side="right") - 1
         return directions + xp.asarray(powers - first)[j]
 
-    def blocks_of(self, directions: Any, x: Any) -> Any:
+    def block_indices(self, directions: Any, x: Any) -> Any:
         """Return the block <a, x> of codes x in directions a; both are integers and broadcast."""
-        g, vector, gf = self.blocks, self.vectors_of(directions), field(self.blocks)
+        g, vector, gf = self.blocks, self.direction_vectors(directions), field(self.blocks)
         total = gf.multiply(vector % g, x % g)
         for _ in range(self.digits - 1):
             vector, x = vector // g, x // g
             total = gf.add(total, gf.multiply(vector % g, x % g))
         return total
 
-    def host_blocks_of(self, directions: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Return ``blocks_of`` for NumPy arrays of one shape, faster: several digits at a time, by tables."""
+    def host_block_indices(self, directions: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Return ``block_indices`` for NumPy arrays of one shape, faster: several digits at a time, by tables."""
         g = self.blocks
         if g > MAX_TABLE or self.directions > _MAX_TABULATED:
-            return np.asarray(self.blocks_of(directions, x))
+            return np.asarray(self.block_indices(directions, x))
         gf, rows = field(g), _direction_chunks(g, self.digits)
         size, table = gf.chunk
         total: np.ndarray | None = None
@@ -164,18 +164,19 @@ class BlockResponse(Categorical):
 
     def log_prob(self, reports: RealArray, x: RealArray) -> RealArray:
         a, block = self.split(reports)
-        return response_log_prob(self.epsilon, self.blocks, self.blocks_of(a, x) == block) - math.log(self.directions)
+        is_true = self.block_indices(a, x) == block
+        return response_log_prob(self.epsilon, self.blocks, is_true) - math.log(self.directions)
 
     def supports(self, reports: RealArray) -> np.ndarray:
         a, block = self.split(np.asarray(reports))
-        return self.blocks_of(a[:, None], np.arange(self.categories)) == block[:, None]
+        return self.block_indices(a[:, None], np.arange(self.categories)) == block[:, None]
 
     def draw(self, key: Array, x: Array) -> Array:
         if self.outcomes > jnp.iinfo(x.dtype).max:
             raise ValueError(f"x: holds {x.dtype}; {self.outcomes:.3g} reports need 64-bit integers, jax_enable_x64")
         direction_key, block_key, choice_key = jax.random.split(key, 3)
         a = jax.random.randint(direction_key, x.shape, 0, self.directions, x.dtype)
-        true_block = self.blocks_of(a, x)
+        true_block = self.block_indices(a, x)
         p, _ = self.support_probabilities
         other_block = jax.random.randint(block_key, x.shape, 0, self.blocks - 1, x.dtype)
         is_true = jax.random.uniform(choice_key, x.shape) < p
@@ -191,7 +192,7 @@ def _direction_chunks(blocks: int, digits: int) -> list[np.ndarray]:
     """Return for every chunk of digits those of each direction's vector, times the width of the field's table."""
     mechanism = BlockResponse(1.0, blocks**digits, blocks)
     size, _ = field(blocks).chunk
-    vectors, rows, width = mechanism.vectors_of(np.arange(mechanism.directions)), list[np.ndarray](), 1
+    vectors, rows, width = mechanism.direction_vectors(np.arange(mechanism.directions)), list[np.ndarray](), 1
     while width < mechanism.points:
         rows.append(vectors // width % size * size)
         width *= size
@@ -238,5 +239,5 @@ def block_response(
     """
     checks.epsilon(epsilon)
     d, labels, code = parse_categories(categories, other)
-    blocks = given_or_best(blocks, "the number of blocks", best_blocks, epsilon, d)
+    blocks = value_or_best(blocks, "the number of blocks", best_blocks, epsilon, d)
     return BlockResponse(epsilon, d, blocks, labels, code)

@@ -24,11 +24,11 @@ from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,
-    given_or_best,
     log_binomial,
     parse_categories,
     response_log_prob,
     smallest_unsigned,
+    value_or_best,
 )
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
@@ -207,7 +207,7 @@ def subset_selection(
     """
     checks.epsilon(epsilon)
     d, labels, code = parse_categories(categories, other)
-    return SubsetSelection(epsilon, d, given_or_best(size, "the size", best_size, epsilon, d), labels, code)
+    return SubsetSelection(epsilon, d, value_or_best(size, "the size", best_size, epsilon, d), labels, code)
 
 
 def randomised_response(epsilon: Real, categories: object, *, other: object = None) -> SubsetSelection:

@@ -132,15 +132,15 @@ def _problem(
         checks.not_traced("lower, upper", _DISCRETE, lower, upper)
     ratio, histogram = 1.0, None
     if sensitivity is not None:
-        max_allowed_ratio = most_ratio(epsilon) if points is None else MAX_RATIO
+        max_allowed_ratio = max_ratio(epsilon) if points is None else MAX_RATIO
         ratio = _interval_ratio(lower, upper, sensitivity, max_allowed_ratio)
     if isinstance(objective, str):
         checks.one_of("objective", objective, ("worst",))
     else:
         edges, masses = expected_inputs(objective, lower, upper)
         histogram = tuple(edges.tolist()), tuple(masses.tolist())
-    rows = grid(epsilon, ratio, points)
-    return _Problem(epsilon, ratio, rows, outputs_for(rows, outputs), histogram)
+    rows = input_grid(epsilon, ratio, points)
+    return _Problem(epsilon, ratio, rows, half_outputs(rows, outputs), histogram)
 
 
 def _interval_ratio(lower: float, upper: float, sensitivity: float, largest: float) -> float:
@@ -183,7 +183,7 @@ def _solution(problem: _Problem) -> Arrays:
 
 def _output_range(problem: _Problem) -> float:
     """Return the range one step beyond the outermost report that a coarse program uses; widen it while it is filled."""
-    rows, ratio, duchi = coarse(problem.rows, problem.ratio), problem.ratio, 1 / math.tanh(problem.epsilon / 2)
+    rows, ratio, duchi = coarse_grid(problem.rows, problem.ratio), problem.ratio, 1 / math.tanh(problem.epsilon / 2)
     # Duchi's range for one sensitivity, and room beyond.
     output_range = 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
     for _ in range(8):
@@ -283,7 +283,7 @@ class InputGrid:
         return self.reach * np.linspace(-1, 1, self.points)
 
 
-def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
+def input_grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
     """Return the rows for a budget and the interval's width over the sensitivity, at most 1 for local DP.
 
     By default there are as many points as keep the variance of rounding small. ``points`` is odd, in 3..1401.
@@ -295,8 +295,8 @@ def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
     elif ratio <= 1:
         steps = row_distance = max(_MIN_LOCAL - 1, 2 * math.ceil(_sensitivity_steps(epsilon, ratio) / 2))
     else:
-        steps, row_distance = _rows_for(epsilon, ratio)
-    return InputGrid(steps + 1, steps, 1.0) if row_distance >= steps else _near_grid(ratio, steps, row_distance)
+        steps, row_distance = _closest_steps(epsilon, ratio)
+    return InputGrid(steps + 1, steps, 1.0) if row_distance >= steps else _sensitivity_grid(ratio, steps, row_distance)
 
 
 def _sensitivity_steps(epsilon: float, ratio: float) -> float:
@@ -306,18 +306,18 @@ def _sensitivity_steps(epsilon: float, ratio: float) -> float:
     return 1 / math.sqrt(4 * _ROUNDING_COST * least_variance)
 
 
-def most_ratio(epsilon: float) -> float:
+def max_ratio(epsilon: float) -> float:
     """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget."""
     # Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
     return min(MAX_RATIO, max(5.0, 8 / epsilon), _MAX_NEEDED / _sensitivity_steps(epsilon, MAX_RATIO))
 
 
-def covers(epsilon: float, ratio: float = 1.0) -> bool:
+def has_grid(epsilon: float, ratio: float = 1.0) -> bool:
     """Return whether there are grids for a budget and a ratio."""
-    return epsilon <= MAX_EPSILON and ratio <= most_ratio(epsilon)
+    return epsilon <= MAX_EPSILON and ratio <= max_ratio(epsilon)
 
 
-def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
+def _closest_steps(epsilon: float, ratio: float) -> tuple[int, int]:
     """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit."""
     fewest = max(_MIN_STEPS, math.ceil(_sensitivity_steps(epsilon, ratio)), math.ceil(16 / ratio))
 
@@ -334,18 +334,18 @@ def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     return min(candidates, key=waste)
 
 
-def _near_grid(ratio: float, steps: int, row_distance: int) -> InputGrid:
+def _sensitivity_grid(ratio: float, steps: int, row_distance: int) -> InputGrid:
     """Return rows spaced such that a sensitivity is ``row_distance`` of them, less the margin."""
     reach = max(1.0, steps / (ratio * (row_distance - _MARGIN)))
     return InputGrid(steps + 1, row_distance, reach * (1 + 1e-12))
 
 
-def coarse(fine: InputGrid, ratio: float) -> InputGrid:
+def coarse_grid(fine: InputGrid, ratio: float) -> InputGrid:
     """Return a smaller program that has about the same outputs."""
     if ratio <= 1:
         return InputGrid(17, 16, 1.0)
     row_distance = min(fine.row_distance, 4 if ratio <= 4 else 2)
-    return _near_grid(ratio, max(4, 2 * math.ceil(ratio * row_distance / 2)), row_distance)
+    return _sensitivity_grid(ratio, max(4, 2 * math.ceil(ratio * row_distance / 2)), row_distance)
 
 
 def output_spacing(epsilon: float, ratio: float, output_range: float, half: int) -> float:
@@ -356,7 +356,7 @@ def output_spacing(epsilon: float, ratio: float, output_range: float, half: int)
     return duchi / max(1, math.floor(half * duchi / output_range))
 
 
-def outputs_for(rows: InputGrid, outputs: int | None) -> int:
+def half_outputs(rows: InputGrid, outputs: int | None) -> int:
     """Return (m - 1)/2 for m outputs, m odd; by default m is near the number of rows, and at least 121."""
     if outputs is None:
         fewest = 60 if rows.points > 40 and rows.row_distance < rows.points - 1 else 80

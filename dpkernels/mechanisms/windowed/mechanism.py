@@ -249,7 +249,7 @@ def _largest_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     xp = namespace(width, epsilon, *tree_leaves((window, base)))
     if condition == "sup_inf":
         return xp.exp(epsilon) * base.lowest - 1
-    return xp.expm1(epsilon) / (1.0 if window.is_flat and base.is_flat else _steepest(window, base, width, epsilon))
+    return xp.expm1(epsilon) / (1.0 if window.is_flat and base.is_flat else _max_excess(window, base, width, epsilon))
 
 
 @in_one_program(static_argnums=4)
@@ -258,18 +258,18 @@ def _possible_height(window: Window, base: Base, width: Real, epsilon: Real, con
     return jnp.where(height > 0, height, jnp.nan)
 
 
-def _steepest(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
+def _max_excess(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
     """Return the maximum over v of (ceiling - e^eps floor) / g."""
     parameters = window, base, width, epsilon
     xp = namespace(*tree_leaves(parameters))
-    if xp is np and (is_plateau := _is_steepest_one(window, base, width)).all():
+    if xp is np and (is_plateau := _is_on_plateau(window, base, width)).all():
         return np.ones(np.broadcast_shapes(is_plateau.shape, np.shape(epsilon)))[()]
     if has_axes(*tree_leaves(parameters)):
-        return _of_entries(lambda base, width, epsilon: _steepest(window, base, width, epsilon), base, width, epsilon)
+        return _entrywise(lambda base, width, epsilon: _max_excess(window, base, width, epsilon), base, width, epsilon)
     if xp is np:
-        return solve.maximum_on(lambda v: _steepness(v, parameters), critical_points(window, base, width))
+        return solve.maximum_on(lambda v: _excess(v, parameters), critical_points(window, base, width))
     ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
-    return solve.maximum_between(_steepness, parameters, xp.sort(xp.clip(ends, 0.0, 1.0)))
+    return solve.maximum_between(_excess, parameters, xp.sort(xp.clip(ends, 0.0, 1.0)))
 
 
 # The largest width at which some v are within the window of every input's and beyond that of another one, 4/3, less
@@ -277,34 +277,32 @@ def _steepest(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
 _MAX_PLATEAU = 1.33
 
 
-def _is_steepest_one(window: Window, base: Base, width: object) -> np.ndarray:
-    """Return whether ``_steepest`` is 1 by its formula, since some v has the ceiling 1 and the floor 0, and no base."""
+def _is_on_plateau(window: Window, base: Base, width: object) -> np.ndarray:
+    """Return whether ``_max_excess`` is 1: some v has the ceiling 1 and the floor 0, on a flat base."""
     is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
     return is_falling & (np.asarray(width) <= _MAX_PLATEAU)
 
 
-def _least_steepest(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
-    """Return a lower bound of ``_steepest`` for a falling window on a flat base, which is exact on a plateau."""
+def _excess_bound(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
+    """Return a lower bound of ``_max_excess`` for a falling window on a flat base, which is exact on a plateau."""
     plateau_start, plateau_end = 1 - width / 2, np.minimum(np.maximum(width - 1, 1 - width / 2), 1.0)
-    values = [
-        _steepness(v, (window, base, width, epsilon))
-        for v in (plateau_start, (plateau_start + plateau_end) / 2, plateau_end)
-    ]
-    return np.where(_is_steepest_one(window, base, width), 1.0, np.maximum.reduce(values))
+    points = plateau_start, (plateau_start + plateau_end) / 2, plateau_end
+    values = [_excess(v, (window, base, width, epsilon)) for v in points]
+    return np.where(_is_on_plateau(window, base, width), 1.0, np.maximum.reduce(values))
 
 
-def _steepness(v: Real, parameters: tuple[Window, Base, Real, Real]) -> Any:
+def _excess(v: Real, parameters: tuple[Window, Base, Real, Real]) -> Any:
     window, base, width, epsilon = parameters
     nearest, farthest = distances(v, width)
     return (window.ceiling(nearest) - namespace(v, epsilon).exp(epsilon) * window.floor(farthest)) / base.density(v)
 
 
-def height_at(relative: Real, window: Window, base: Base, width: Real) -> Real:
+def window_height(relative: Real, window: Window, base: Base, width: Real) -> Real:
     """Return k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
     return relative / (relative * window.area * width + 2 * base.area)
 
 
-def variance_at(window: Window, base: Base, width: Real, height: Real, objective: str) -> Any:
+def scaled_variance(window: Window, base: Base, width: Real, height: Real, objective: str) -> Any:
     """Return the central or worst-case variance in units of the squared width of the input interval."""
     S1 = window.area * height * width
     reach = S1 * (1 - width / 2)  # c_max
@@ -338,7 +336,7 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     return _shape(x, base, epsilon, condition)
 
 
-def _of_entries(function: Callable[..., Any], base: Base | None, *numbers: Real) -> Any:
+def _entrywise(function: Callable[..., Any], base: Base | None, *numbers: Real) -> Any:
     """Return a function of a base and of numbers at each entry of a batch of them."""
     leaves, structure = jax.tree.flatten(base)
 
@@ -358,22 +356,24 @@ def _best_shapes(
     """
     is_closed = base is not None and (condition == "sup_inf" or (window.is_flat and base.is_flat))
     if base is None or not (is_closed or (isinstance(window, FallingWindow) and base.is_flat)):
-        return _of_entries(lambda base, eps: best_shape(window, base, eps, condition, objective), base, epsilon)
+        return _entrywise(lambda base, eps: best_shape(window, base, eps, condition, objective), base, epsilon)
     shape = np.broadcast_shapes(base.batch_shape, np.shape(epsilon))
     budgets = np.broadcast_to(epsilon, shape).ravel()
     bases = flat_leaves(tree_map(lambda leaf: np.broadcast_to(leaf, shape), base))
 
     def variances(logits: np.ndarray, entries: np.ndarray) -> np.ndarray:
-        entry_bases, width, eps = bases[entries] if bases.batch_shape else base, _width_of(logits), budgets[entries]
+        base_entries = bases[entries] if bases.batch_shape else base
+        width, eps = _width_from_logit(logits), budgets[entries]
         if is_closed:
-            return _best_height_variance(window, entry_bases, width, eps, condition, objective)
-        relative = np.expm1(eps) / _least_steepest(window, entry_bases, width, eps)
-        return variance_at(window, entry_bases, width, height_at(relative, window, entry_bases, width), objective)
+            return _best_height_variance(window, base_entries, width, eps, condition, objective)
+        relative = np.expm1(eps) / _excess_bound(window, base_entries, width, eps)
+        height = window_height(relative, window, base_entries, width)
+        return scaled_variance(window, base_entries, width, height, objective)
 
     logits = minima_near_grid(variances, len(budgets), _LOGITS, _XATOL)
-    widths = _width_of(logits)
+    widths = _width_from_logit(logits)
     if not is_closed:
-        is_off_plateau = ~_is_steepest_one(window, base, _width_of(logits + 2 * (_LOGITS[1] - _LOGITS[0])))
+        is_off_plateau = ~_is_on_plateau(window, base, _width_from_logit(logits + 2 * (_LOGITS[1] - _LOGITS[0])))
         for entry in np.flatnonzero(is_off_plateau).tolist():
             widths[entry] = _best_width(window, base, float(budgets[entry]), condition, objective)[0]
     return base, widths.reshape(shape)
@@ -383,7 +383,7 @@ def _best_shapes(
 def _shape(x: Array, base: Base | None, epsilon: Real, condition: str) -> tuple[Base, Real]:
     if base is None:  # At a share of the way from the log of the lowest edge to 0.
         base = Quartic(jnp.exp((1 - x[1]) * jnp.log(lowest_edge(epsilon, condition))))
-    return base, _width_of(x[0])
+    return base, _width_from_logit(x[0])
 
 
 @cache  # Programs are compiled once for a function.
@@ -398,8 +398,8 @@ def _variance_of_shape(condition: str, objective: str) -> Callable[[Array, PyTre
 def _best_height_variance(
     window: Window, base: Base, width: Real, epsilon: Real, condition: str, objective: str
 ) -> Any:
-    height = height_at(relative_height(window, base, width, epsilon, condition), window, base, width)
-    return variance_at(window, base, width, height, objective)
+    height = window_height(relative_height(window, base, width, epsilon, condition), window, base, width)
+    return scaled_variance(window, base, width, height, objective)
 
 
 @lru_cache(maxsize=512)
@@ -407,13 +407,13 @@ def _best_width(window: Window, base: Base, epsilon: float, condition: str, obje
     """Return the width of least variance on a given base, and that variance."""
 
     def variance(logit: float) -> float:
-        return _best_height_variance(window, base, _width_of(logit), epsilon, condition, objective)
+        return _best_height_variance(window, base, _width_from_logit(logit), epsilon, condition, objective)
 
     logit, value = solve.minimum_near_grid(variance, _LOGITS, xatol=_XATOL)
-    return _width_of(logit), value
+    return _width_from_logit(logit), value
 
 
-def _width_of(logit: Real) -> Any:
+def _width_from_logit(logit: Real) -> Any:
     return plain(2 / (1 + namespace(logit).exp(-logit)))
 
 

@@ -62,7 +62,7 @@ def test_blocks_are_counted_exactly_by_one_transform(d, g):
     supports = block_supports(m, numbers)
     directions = np.arange(m.directions)
     for x in (0, 1, d // 3, d - 1):
-        assert supports[x] == numbers[directions * g + m.blocks_of(directions, x)].sum()
+        assert supports[x] == numbers[directions * g + m.block_indices(directions, x)].sum()
 
 
 def test_a_wrong_frequency_is_seen(monkeypatch):
@@ -70,8 +70,8 @@ def test_a_wrong_frequency_is_seen(monkeypatch):
     m = dpk.block_response(1.0, 60, 5)
     _, reports = reports_of(m)
     right = dpk.CategoryCounts(m).add(reports).supports
-    vectors = dpk.BlockResponse.vectors_of
-    monkeypatch.setattr(dpk.BlockResponse, "vectors_of", lambda self, a: vectors(self, (a + 1) % self.directions))
+    vectors = m.direction_vectors
+    monkeypatch.setattr(dpk.BlockResponse, "direction_vectors", lambda _, a: vectors((a + 1) % m.directions))
     assert not np.array_equal(dpk.CategoryCounts(m).add(reports).supports, right)
 
 

@@ -36,9 +36,9 @@ def test_supports_of_candidates_are_those_of_the_mechanism(epsilon, length):
     rng = np.random.default_rng(length)
     reports, candidates = rng.integers(0, m.outcomes, 300), rng.integers(0, 1 << length, 50)
     directions, blocks = m.split(reports)
-    wanted = [(m.blocks_of(directions, x) == blocks).sum() for x in candidates]
+    wanted = [(m.block_indices(directions, x) == blocks).sum() for x in candidates]
     assert _supports(m, reports, candidates).tolist() == wanted
-    shifted = [(m.blocks_of((directions + 1) % m.directions, x) == blocks).sum() for x in candidates]
+    shifted = [(m.block_indices((directions + 1) % m.directions, x) == blocks).sum() for x in candidates]
     assert m.directions == 1 or wanted != shifted  # A planted fault: the vector of another direction.
 
 
@@ -259,10 +259,10 @@ def test_levels_have_noise_of_their_own(split):
     reports = plan.perturb(np.full(9000, 100), key=KEY)
     columns, _ = plan._columns(reports)
     n = min(map(len, columns))
-    true = [
-        mechanism.blocks_of(mechanism.split(column[:n])[0], 100 // 4 ** (4 - length)) == mechanism.split(column[:n])[1]
-        for mechanism, length, column in zip(plan.levels, plan.lengths, columns, strict=True)
-    ]
+    true = []
+    for mechanism, length, column in zip(plan.levels, plan.lengths, columns, strict=True):
+        directions, blocks = mechanism.split(column[:n])
+        true.append(mechanism.block_indices(directions, 100 // 4 ** (4 - length)) == blocks)
     p = [float(dpk.exact_sampler(level).certificate.probability) for level in plan.levels]
     assert abs(np.mean(true[0] & true[1]) - p[0] * p[1]) < 3 / math.sqrt(n)
     assert abs(np.mean(true[0] & true[0]) - p[0] * p[1]) > 3 / math.sqrt(n)  # A planted fault: noise of one level.

@@ -21,7 +21,7 @@ from dpkernels.exact.bounded.window_construction import windowed_table
 from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.registry import Certificate, MixtureCertificate
-from dpkernels.mechanisms.windowed.mechanism import height_at, relative_height
+from dpkernels.mechanisms.windowed.mechanism import relative_height, window_height
 
 PROMISED_COST = 1e-3
 every_case = pytest.mark.parametrize(("name", "epsilon"), LARGE)
@@ -348,7 +348,7 @@ def nearest_table(made, codes, bits):
     h, g = made.window, made.base
     cells = 2 * round(made.width * codes / 4)
     width = 2 * cells / codes
-    mass = h.area * width * height_at(relative_height(h, g, width, made.epsilon, "pointwise"), h, g, width)
+    mass = h.area * width * window_height(relative_height(h, g, width, made.epsilon, "pointwise"), h, g, width)
     base = np.rint(np.diff(g.cdf(np.linspace(-1, 1, codes + 1))) * (1 - mass) * 2**bits)
     window = np.rint(np.diff(h.cdf(np.linspace(0, 1, cells + 1))) * mass * 2**bits)
     spare = int(2**bits - base.sum() - window.sum())

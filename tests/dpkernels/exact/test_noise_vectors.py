@@ -21,7 +21,7 @@ from dpkernels.exact.noise.construction import STRETCHES, density_table, noise_t
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.registry import Certificate
-from dpkernels.mechanisms.additive import growth
+from dpkernels.mechanisms.additive import norm_growth
 
 RNG = np.random.default_rng(13)
 KEY = dpk.key_from_bytes(bytes(range(7, 39)))
@@ -467,7 +467,7 @@ def test_a_lattice_too_fine_for_wide_noise_is_refused():
     ],
 )  # fmt: skip
 def test_growth(norm, own, expected):
-    assert growth(norm, own, 9) == expected
+    assert norm_growth(norm, own, 9) == expected
     v = RNG.normal(size=(1000, 9))
     v[0] = 1.0
     lengths = np.linalg.norm(v, ORDERS[own], axis=1) / np.linalg.norm(v, ORDERS[norm], axis=1)

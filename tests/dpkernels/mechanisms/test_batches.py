@@ -20,7 +20,7 @@ from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.windowed import minima
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import _least_steepest, _steepest, _steepness, critical_points
+from dpkernels.mechanisms.windowed.mechanism import _excess, _excess_bound, _max_excess, critical_points
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle
 from dpkernels.solve import maximum_on
 
@@ -272,17 +272,17 @@ def test_the_best_widths_of_falling_windows_are_those_of_each(window, condition)
     assert list(batch) == [dpk.composite(window, epsilon=epsilon, **arguments) for epsilon in budgets.tolist()]
 
 
-def test_on_a_plateau_the_steepest_is_one_without_a_search():
+def test_on_a_plateau_the_max_excess_is_one_without_a_search():
     """At random widths up to 4/3; and the bound of the others is below the maximum, and not far."""
     random = np.random.default_rng(3)
     for window in (Sine(), Triangle()):
         for width in [*random.uniform(1e-5, 1.33, 8).tolist(), 1.33, 1.34, 1.6, 1.99]:
             parameters = window, Constant(), width, float(random.uniform(0.01, 3))
             points = critical_points(*parameters[:3])
-            dense = maximum_on(lambda v, parameters=parameters: _steepness(v, parameters), points)
-            assert _steepest(*parameters) == dense
+            dense = maximum_on(lambda v, parameters=parameters: _excess(v, parameters), points)
+            assert _max_excess(*parameters) == dense
             assert (dense == 1.0) == (width < 4 / 3)
-            assert 0.8 * dense <= float(_least_steepest(*parameters)) <= dense
+            assert 0.8 * dense <= float(_excess_bound(*parameters)) <= dense
 
 
 def test_squares_of_arrays_have_the_bits_of_pythons_power():

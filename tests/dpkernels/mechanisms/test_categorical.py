@@ -243,7 +243,7 @@ def test_codes_are_checked_before_a_simulation():
 def test_directions_are_all_different_lines():
     """Every vector but 0 is a multiple of the vector of exactly one direction."""
     m = dpk.block_response(1.0, 60, 4)
-    numbers, vectors = field(4), m.vectors_of(np.arange(m.directions))
+    numbers, vectors = field(4), m.direction_vectors(np.arange(m.directions))
     digits = vectors[:, None] // 4 ** np.arange(m.digits) % 4
     multiples = numbers.multiply(digits[:, None, :], np.arange(1, 4)[:, None]) @ 4 ** np.arange(m.digits)
     assert sorted(multiples.ravel()) == list(range(1, m.points))
@@ -260,4 +260,4 @@ def test_tables_of_digits_give_the_blocks(g, digits):
     rng = np.random.default_rng(0)
     directions, x = rng.integers(0, m.directions, 500), rng.integers(0, m.categories, 500)
     directions[:3], x[1:4] = (0, m.directions - 1, m.directions - 1), (0, m.categories - 1, m.categories - 1)
-    assert np.array_equal(m.host_blocks_of(directions, x), m.blocks_of(directions, x))
+    assert np.array_equal(m.host_block_indices(directions, x), m.block_indices(directions, x))

@@ -28,11 +28,11 @@ from dpkernels.mechanisms.optimal import search as optimal_search
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 from dpkernels.mechanisms.optimal.search import (
     InputGrid,
-    covers,
     expected_inputs,
-    grid,
+    half_outputs,
+    has_grid,
+    input_grid,
     largest_ratio,
-    outputs_for,
     row_weights,
 )
 
@@ -184,9 +184,9 @@ def test_integers_are_never_above_the_best_closed_form(epsilon, ratio):
 def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
     """With inputs and outputs half as far apart; of the finer table what rounding of inputs adds to its rows."""
     m = dpk.optimal(**claimed(epsilon, ratio))
-    rows = grid(epsilon, ratio, None)
+    rows = input_grid(epsilon, ratio, None)
     fine = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach)
-    half = outputs_for(rows, None)
+    half = half_outputs(rows, None)
     p = least_variance(epsilon, fine.inputs, m.spacing / 2 * np.arange(-2 * half, 2 * half + 1), fine.row_distance)
     y = m.spacing / 2 * np.arange(-2 * half, 2 * half + 1)
     finer = (p @ y**2 - fine.inputs**2).max() + (m.step / 4) ** 2
@@ -214,7 +214,7 @@ def test_central_mechanisms_are_ordered(epsilon, ratio):
 @pytest.mark.parametrize("points", [None, 3, 9, 33])
 def test_grids_hold_the_interval_and_the_sensitivity(ratio, epsilon, points):
     """Neighbours, and one step of 2^-16 rows between them besides, are at most ``cells`` rows apart."""
-    rows = grid(epsilon, ratio, points)
+    rows = input_grid(epsilon, ratio, points)
     step = 2 * rows.reach / (rows.points - 1)
     assert rows.points % 2 == 1
     assert rows.reach >= 1
@@ -223,16 +223,16 @@ def test_grids_hold_the_interval_and_the_sensitivity(ratio, epsilon, points):
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 1.6, 4.0, 8.0, 10.0, 12.0])
 def test_what_is_covered_has_tables_that_fit(epsilon):
-    ratios = [ratio for ratio in np.linspace(1.0, 17.0, 161) if covers(epsilon, ratio)]
+    ratios = [ratio for ratio in np.linspace(1.0, 17.0, 161) if has_grid(epsilon, ratio)]
     assert ratios[-1] >= 2.4
     for ratio in ratios:
-        rows = grid(epsilon, ratio, None)
-        assert rows.points * (2 * outputs_for(rows, None) + 1) <= 1 << 21
-    assert not covers(12.5)
+        rows = input_grid(epsilon, ratio, None)
+        assert rows.points * (2 * half_outputs(rows, None) + 1) <= 1 << 21
+    assert not has_grid(12.5)
 
 
 def test_rows_of_expected_inputs_have_the_histograms_moments():
-    rows = grid(1.0, 1.0, 9)
+    rows = input_grid(1.0, 1.0, 9)
     edges, masses = expected_inputs(([-2.0, 0.0, 1.0, 5.0], [1.0, 0.0, 3.0]), -3.0, 5.0)
     a = row_weights(edges, masses, rows)
     middles = (edges[1:] + edges[:-1]) / 2
