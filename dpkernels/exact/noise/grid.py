@@ -114,16 +114,16 @@ def reach(place: NoisePlace) -> Real:
 def near_positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
     """Return ``positions`` as floats, for inputs within ``reach``: processors divide floats faster than integers.
 
-    All numbers are integers below 2^53, which floats hold. The quotient q = p/M is below 2^52, so it is rounded by less
-    than a half, and its floor is off by at most 1, which the remainder p - M floor(q) shows.
+    All numbers are integers below 2^51, which floats hold. Where M is one number for all values, XLA does not divide,
+    but multiplies by its reciprocal. Two roundings leave the quotient p/M, a multiple of 1/M, off by less than 1/M. Its
+    floor is therefore never too high, and at a multiple of M at most 1 too low; the remainder is then M.
     """
     xp, M = namespace(x), place.points_per_bin
     doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
     r, m = _uniform(rounding, M.astype(np.uint64)), M.astype(np.float64)
     p = xp.floor((doubled + 1) * 0.5) + r.astype(np.uint32).astype(np.float64)
     q = xp.floor(p / m)
-    remainder = p - q * m
-    return q + (remainder >= m).astype(np.float64) - (remainder < 0).astype(np.float64)
+    return q + (p - q * m >= m).astype(np.float64)
 
 
 def _values(position: RealArray, place: NoisePlace, dtype: np.dtype) -> RealArray:

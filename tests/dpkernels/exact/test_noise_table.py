@@ -192,6 +192,19 @@ def test_positions_in_floats_are_those_in_integers(compiled):
         assert got[i] == slow_position(table, x[i], word[i])
 
 
+def test_quotients_by_reciprocals_are_corrected():
+    """XLA multiplies by the reciprocal of a divisor that is one number, which is off at multiples of many M."""
+    program, off = jax.jit(near_positions), 0
+    with jax.enable_x64(True):
+        for M in RNG.integers(3, 1 << 32, 50).tolist():
+            points = RNG.integers(-(1 << 49), 1 << 49, 1000) // M * M + RNG.integers(-1, 2, 1000)
+            place = NoisePlace(np.int16(0), np.uint32(M))
+            positions = np.asarray(program(points.astype(float), np.zeros(1000, np.uint32), place))
+            assert (positions == points // M).all()
+            off += (np.floor(points * (1 / M)) != points // M).sum()
+    assert off > 100, "no multiple tries the correction"
+
+
 def test_words_of_incomplete_draws_are_those_of_the_kernel():
     """Also where the rest is more than its column of the alias table, so that words of other columns draw it."""
     seen = set()
