@@ -275,7 +275,7 @@ class ExactWindow(BoundedSampler):
         """Return the reports of several tables; the numbers of an entry are its place, and its table's columns."""
         tables = [sampler.table for sampler in samplers]
         if len(tables) == 1:
-            return Stacked(samplers[0]._placed_reports, (), interval=_interval)
+            return Stacked(samplers[0]._interval_reports, (), interval=_interval)
         numbers, codes = _stacked_kernel(tables)
         bits = np.array([fraction_bits(table.shifts) for table in tables])
         steps = np.array([table.shifts for table in tables]) << bits
@@ -296,7 +296,7 @@ class ExactWindow(BoundedSampler):
 
         return Stacked(reports, (steps, bits, far, *numbers), interval=_interval)
 
-    def _placed_reports(self, x: RealArray, words: Sequence[RealArray], place: WindowPlace, _: object) -> RealArray:
+    def _interval_reports(self, x: RealArray, words: Sequence[RealArray], place: WindowPlace, _: object) -> RealArray:
         (noise, rounding), place = words, WindowPlace(*place)
         factor = step_factor(self.table.shifts, place.lower, place.upper)
         rows = rounded_rows(x, rounding, self.table.shifts, place.lower, factor)
