@@ -164,12 +164,7 @@ class Guarantee(ComposableGuarantee):
     terms: tuple[RepeatedReleases, ...]
 
     def subsample(
-        self,
-        rate: Real,
-        adjacency: str = "add_remove",
-        *,
-        capacity: int | None = None,
-        examples: int | None = None,
+        self, rate: Real, adjacency: str = "add_remove", *, capacity: int | None = None, examples: int | None = None
     ) -> Guarantee:
         """Return the guarantee if every report uses a Poisson sample of its own, with this rate.
 

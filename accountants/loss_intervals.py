@@ -51,13 +51,13 @@ Measure = Callable[[np.ndarray, np.ndarray], IntervalMasses]
 class LossIntervals:
     """Pieces of one monotone loss each, whose masses between two levels are known from tail probabilities."""
 
-    left: np.ndarray  # The lower ends.
-    right: np.ndarray
+    lower: np.ndarray  # The lower ends.
+    upper: np.ndarray
     measure: Measure
     mass_error: float = 0.0  # A bound on a relative error that all masses have in common.
 
-    def where(self, kept: Boolean) -> LossIntervals:
-        return dataclasses.replace(self, right=np.where(kept, self.right, self.left))
+    def where(self, is_present: Boolean) -> LossIntervals:
+        return dataclasses.replace(self, upper=np.where(is_present, self.upper, self.lower))
 
     def scaled(self, weight: Real) -> LossIntervals:
         def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
@@ -72,15 +72,15 @@ class LossIntervals:
 
         def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
             # In reverse order the pieces' numbers fall, which no measure minds.
-            back = {name: value[::-1] for name, value in vars(self.measure(-level[::-1], piece[::-1])).items()}
+            columns = {name: value[::-1] for name, value in vars(self.measure(-level[::-1], piece[::-1])).items()}
             return IntervalMasses(
-                back["q"],
-                back["p"],
-                -back["difference"],
-                back["q_error"],
-                back["p_error"],
-                back["difference_error"],
-                back["loss_error"],
+                columns["q"],
+                columns["p"],
+                -columns["difference"],
+                columns["q_error"],
+                columns["p_error"],
+                columns["difference_error"],
+                columns["loss_error"],
             )
 
         return dataclasses.replace(self, measure=measure)
@@ -89,14 +89,14 @@ class LossIntervals:
         """Return the intervals of (r p + (1 - r) q, q); ``level_before`` is the level of the loss without sampling."""
 
         def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
-            before = level_before(level)
-            masses = self.measure(before, piece)
+            levels_before = level_before(level)
+            masses = self.measure(levels_before, piece)
             # d l'/d l = r e^(l - l'), at the end where it is larger; infinite levels stand for the ends of pieces.
-            known = np.isfinite(level)
-            change = rate * np.exp(np.where(known, before, -np.inf) - np.where(known, level, 0.0))
-            slope = np.minimum(np.maximum(change[:-1], change[1:]), 1.0)
+            is_finite = np.isfinite(level)
+            ratio = rate * np.exp(np.where(is_finite, levels_before, -np.inf) - np.where(is_finite, level, 0.0))
+            slope = np.minimum(np.maximum(ratio[:-1], ratio[1:]), 1.0)
             # The level before is the log of a difference from 1, which cancels next to the lowest level.
-            size = np.where(known, np.abs(level) + rate * np.expm1(-np.minimum(level, 0.0)), 0.0)
+            size = np.where(is_finite, np.abs(level) + rate * np.expm1(-np.minimum(level, 0.0)), 0.0)
             size = np.maximum(size[:-1], size[1:])
             return IntervalMasses(
                 rate * masses.p + (1 - rate) * masses.q,
@@ -125,7 +125,7 @@ def intervals_from_tails(
     ``inverse`` returns the points of pieces at given levels, at the nearer end if a piece has none, and bounds on how
     far the losses there are from the levels.
     """
-    left, right = ends
+    lower, upper = ends
     try:
         source.steepness(0.0, 0.0)
         steepness = source.steepness
@@ -134,17 +134,21 @@ def intervals_from_tails(
 
     def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
         with np.errstate(all="ignore"):
-            x, apart = inverse(level, piece)
+            x, loss_error = inverse(level, piece)
             ends = np.isinf(level)
             masses, errors = np.array([_between(source, x, ends, shift, steepness) for shift in shifts]).swapaxes(0, 1)
-        of_p, of_q = (weight[:, piece[1:]] for weight in weights)
+        weight_p, weight_q = (weight[:, piece[1:]] for weight in weights)
         # The difference keeps its digits where f at one shift is a part of both.
-        p, q, difference = ((weight * masses).sum(0) for weight in (of_p, of_q, of_p - of_q))
-        p_error, q_error, off = ((weight * errors).sum(0) for weight in (of_p, of_q, np.abs(of_p - of_q)))
-        return IntervalMasses(p, q, difference, p_error, q_error, off, np.maximum(apart[:-1], apart[1:]))
+        p, q, difference = ((weight * masses).sum(0) for weight in (weight_p, weight_q, weight_p - weight_q))
+        p_error, q_error, difference_error = (
+            (weight * errors).sum(0) for weight in (weight_p, weight_q, np.abs(weight_p - weight_q))
+        )
+        return IntervalMasses(
+            p, q, difference, p_error, q_error, difference_error, np.maximum(loss_error[:-1], loss_error[1:])
+        )
 
     # Both weights have one factor, which is computed.
-    return LossIntervals(left, right, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _WEIGHT_ERROR)
+    return LossIntervals(lower, upper, measure, 0.0 if np.isin(weights, (0.0, 1.0)).all() else _WEIGHT_ERROR)
 
 
 def _between(
@@ -160,27 +164,27 @@ def _between(
     """
     z, units = x - shift, float(source.roundings)
     lower, tail = z < 0, np.empty(x.shape)
-    for some, function in ((lower, source.cdf), (~lower, source.sf)):
-        tail[some] = function(z[some])
+    for is_side, function in ((lower, source.cdf), (~lower, source.sf)):
+        tail[is_side] = function(z[is_side])
     error = units * UNIT * (1 + np.abs(np.log(np.maximum(tail, _MIN_TAIL)))) * tail + _MIN_TAIL
-    apart = tail[1:] - tail[:-1]
-    across = lower[1:] != lower[:-1]
-    mass = np.where(across, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(apart))
+    difference = tail[1:] - tail[:-1]
+    crosses_zero = lower[1:] != lower[:-1]
+    mass = np.where(crosses_zero, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(difference))
     start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
-    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ZERO_UNITS * UNIT * across)
+    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ZERO_UNITS * UNIT * crosses_zero)
     if steepness is not None:
         steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
         # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-        narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _ACCURATE_STEEPNESS))
-        start, width, steep = start[narrow], width[narrow], steep[narrow]
+        is_narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _ACCURATE_STEEPNESS))
+        start, width, steep = start[is_narrow], width[is_narrow], steep[is_narrow]
         logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
         by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
         farthest = np.abs(start) + width + abs(shift)
-        rounded = _END_UNITS * (ends[1:] | ends[:-1])[narrow] * farthest / width
+        rounded = _END_UNITS * (ends[1:] | ends[:-1])[is_narrow] * farthest / width
         relative = units * (2 + np.abs(logs).max(1, initial=0.0) + steep * farthest) + rounded
-        better = UNIT * relative * by_nodes + _MIN_TAIL
-        use = better < error[narrow]
-        mass[narrow[use]], error[narrow[use]] = by_nodes[use], better[use]
+        node_error = UNIT * relative * by_nodes + _MIN_TAIL
+        is_better = node_error < error[is_narrow]
+        mass[is_narrow[is_better]], error[is_narrow[is_better]] = by_nodes[is_better], node_error[is_better]
     return mass, error
 
 
@@ -197,46 +201,48 @@ def points_at_levels(
     units: float = LOSS_UNITS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the points of pieces with a monotone loss at given levels, and bounds on how far their losses are off."""
-    every = np.arange(len(ends[0]))
-    first, last = (loss(end, every) for end in ends)
+    numbers = np.arange(len(ends[0]))
+    first, last = (loss(end, numbers) for end in ends)
     sign = np.where(first >= last, 1.0, -1.0)[piece]
     low, high = (end[piece] for end in ends)
-    above, below = sign * (first[piece] - level), sign * (last[piece] - level)
-    allowed = units * UNIT * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
+    f_low, f_high = sign * (first[piece] - level), sign * (last[piece] - level)
+    rounding = units * UNIT * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
     # Levels that a piece has not are at its nearer end; infinite levels are beyond any loss, also an infinite one.
-    x = np.where((above <= 0) | (sign * level == np.inf), low, high)
-    open_ = np.flatnonzero((above > 0) & (below < 0))
-    low, high, above, below, still = (each[open_] for each in (low, high, above, below, allowed))
-    sign, level, piece = sign[open_], level[open_], piece[open_]
+    x = np.where((f_low <= 0) | (sign * level == np.inf), low, high)
+    active = np.flatnonzero((f_low > 0) & (f_high < 0))
+    low, high, f_low, f_high, tolerance = (column[active] for column in (low, high, f_low, f_high, rounding))
+    sign, level, piece = sign[active], level[active], piece[active]
     # Of many levels of one piece, start at losses next to each.
     for number in np.flatnonzero(np.bincount(piece) >= _MIN_LEVELS):
-        these = np.flatnonzero(piece == number)
+        rows = np.flatnonzero(piece == number)
         points = np.linspace(ends[0][number], ends[1][number], _MIN_LEVELS)
-        values = sign[these[0]] * loss(points, np.full(_MIN_LEVELS, number))
-        after = np.clip(np.searchsorted(-values, -sign[these] * level[these]), 1, _MIN_LEVELS - 1)
-        before, beyond = (values[place] - sign[these] * level[these] for place in (after - 1, after))
-        these, after, before, beyond = (each[(before > 0) & (beyond < 0)] for each in (these, after, before, beyond))
-        low[these], high[these], above[these], below[these] = points[after - 1], points[after], before, beyond
-    side, error = np.zeros(len(open_), int), np.zeros(x.shape)
-    for _ in range(_MAX_SECANTS):  # The Illinois method.
-        if not len(open_):
-            break
-        share = above / (above - below)
-        middle = np.clip(low + (high - low) * np.where(np.isfinite(share), share, 0.5), low, high)
-        value = sign * (loss(middle, piece) - level)
-        x[open_], error[open_] = middle, np.abs(value)
-        now = np.where(value > 0, 1, -1)
-        again, side = now == side, now
-        halved = np.where(again, 0.5, 1.0)
-        low, high = np.where(value > 0, middle, low), np.where(value > 0, high, middle)
-        above, below = np.where(value > 0, value, above * halved), np.where(value > 0, below * halved, value)
-        # The floats between both ends, and the digits of the loss, have an end.
-        left = np.flatnonzero((np.abs(value) > still / 2) & (high - low > 4 * UNIT * np.abs(middle)))
-        open_, low, high, above, below, still, sign, level, piece, side = (
-            each[left] for each in (open_, low, high, above, below, still, sign, level, piece, side)
+        values = sign[rows[0]] * loss(points, np.full(_MIN_LEVELS, number))
+        after = np.clip(np.searchsorted(-values, -sign[rows] * level[rows]), 1, _MIN_LEVELS - 1)
+        f_before, f_after = (values[index] - sign[rows] * level[rows] for index in (after - 1, after))
+        rows, after, f_before, f_after = (
+            column[(f_before > 0) & (f_after < 0)] for column in (rows, after, f_before, f_after)
         )
-    return x, error + allowed
+        low[rows], high[rows], f_low[rows], f_high[rows] = (points[after - 1], points[after], f_before, f_after)
+    side, error = np.zeros(len(active), int), np.zeros(x.shape)
+    for _ in range(_MAX_SECANTS):  # The Illinois method.
+        if not len(active):
+            break
+        fraction = f_low / (f_low - f_high)
+        middle = np.clip(low + (high - low) * np.where(np.isfinite(fraction), fraction, 0.5), low, high)
+        value = sign * (loss(middle, piece) - level)
+        x[active], error[active] = middle, np.abs(value)
+        new_side = np.where(value > 0, 1, -1)
+        is_repeated, side = new_side == side, new_side
+        halved = np.where(is_repeated, 0.5, 1.0)
+        low, high = np.where(value > 0, middle, low), np.where(value > 0, high, middle)
+        f_low, f_high = (np.where(value > 0, value, f_low * halved), np.where(value > 0, f_high * halved, value))
+        # The floats between both ends, and the digits of the loss, have an end.
+        remaining = np.flatnonzero((np.abs(value) > tolerance / 2) & (high - low > 4 * UNIT * np.abs(middle)))
+        active, low, high, f_low, f_high, tolerance, sign, level, piece, side = (
+            column[remaining] for column in (active, low, high, f_low, f_high, tolerance, sign, level, piece, side)
+        )
+    return x, error + rounding
 
 
-def _sorted(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.minimum(one, other), np.maximum(one, other)
+def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.minimum(first, second), np.maximum(first, second)

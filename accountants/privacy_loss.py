@@ -46,33 +46,33 @@ class SmoothPieces:
 
     The functions take points x and the numbers i of their pieces, which broadcast.
 
-    - left, right: the ends, arrays; a piece is empty if its length is not positive.
+    - lower, upper: the ends, arrays; a piece is empty if its length is not positive.
     - log_p, log_q: log densities at (x, i).
     - loss: log p/q at (x, i), to full precision; infinite where one density is 0, and 0 where both are.
-    - steepness: a bound s on how fast densities change on panels (left, right, i): p and q are sums of positive parts
+    - steepness: a bound s on how fast densities change on panels (lower, upper, i): p and q are sums of positive parts
       f with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None: no proven bracket.
     - inverse: the point of piece i that has a given loss, if the loss is monotone and a formula is known; else None.
-    - few: the least number of panels of a piece.
-    - beyond: the ends of the whole pieces, possibly infinite, where left and right leave out negligible tails.
+    - min_panels: the least number of panels of a piece.
+    - whole_ends: the ends of the whole pieces, possibly infinite, where lower and upper leave out negligible tails.
     - intervals: for plain numbers and a monotone loss on every piece, the masses between levels of the loss, if they
       are known from tail probabilities; its pieces may reach further. Else None.
     """
 
-    left: Any
-    right: Any
+    lower: Any
+    upper: Any
     log_p: Callable[[Any, Any], Any]
     log_q: Callable[[Any, Any], Any]
     loss: Callable[[Any, Any], Any]
     steepness: Callable[[Any, Any, Any], Any] | None = None
     inverse: Callable[[Any, Any], Any] | None = None
-    few: int = SMOOTH_PANELS
-    beyond: tuple[Any, Any] | None = None
+    min_panels: int = SMOOTH_PANELS
+    whole_ends: tuple[Any, Any] | None = None
     intervals: LossIntervals | None = None
 
     @property
-    def whole(self) -> tuple[Any, Any]:
+    def untruncated(self) -> tuple[Any, Any]:
         """Return the ends of the whole pieces."""
-        return self.beyond or (self.left, self.right)
+        return self.whole_ends or (self.lower, self.upper)
 
     def scaled(self, weight: Real) -> SmoothPieces:
         xp = namespace(weight)
@@ -123,28 +123,30 @@ class SmoothPieces:
             intervals=self.intervals.subsampled(rate, level_before) if self.intervals and is_plain else None,
         )
 
-    def where(self, present: Boolean) -> SmoothPieces:
+    def where(self, is_present: Boolean) -> SmoothPieces:
         """Return the same pieces, with those that are not kept made empty."""
-        ends = (self.left, self.right), self.whole
-        right, end = (namespace(left, present).where(present, right, left) for left, right in ends)
-        intervals = self.intervals and self.intervals.where(present)
-        return dataclasses.replace(self, right=right, beyond=(self.whole[0], end), intervals=intervals)
+        ends = (self.lower, self.upper), self.untruncated
+        upper, end = (namespace(low, is_present).where(is_present, high, low) for low, high in ends)
+        intervals = self.intervals and self.intervals.where(is_present)
+        return dataclasses.replace(self, upper=upper, whole_ends=(self.untruncated[0], end), intervals=intervals)
 
     def nodes(self, panels: int, cuts: RealArray | None = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""
-        count = len(self.left)
-        xp = namespace(self.left, self.right)
-        many = max(self.few, panels // (count if xp is not np else max(int((self.right > self.left).sum()), 1)))
+        count = len(self.lower)
+        xp = namespace(self.lower, self.upper)
+        panel_count = max(
+            self.min_panels, panels // (count if xp is not np else max(int((self.upper > self.lower).sum()), 1))
+        )
         # Of JAX arrays a slice is no gather, which would be a kernel of its own.
         number: Any = np.arange(count)[:, None] if xp is np else np.s_[:, None]
-        width = (self.right - self.left)[:, None]
+        width = (self.upper - self.lower)[:, None]
         if self.inverse is None:
             cuts = None
         elif cuts is not None:
-            share = (self.inverse(cuts, number) - self.left[:, None]) / xp.where(width > 0, width, 1.0)
+            share = (self.inverse(cuts, number) - self.lower[:, None]) / xp.where(width > 0, width, 1.0)
             cuts = without_derivative(xp.where(width > 0, xp.clip(share, 0.0, 1.0), 0.0))
-        share, weight = panel_rule(many, self.left, dense=panels > 0 and count > 1, cuts=cuts)
-        x = self.left[:, None] + width * share
+        share, weight = panel_rule(panel_count, self.lower, dense=panels > 0 and count > 1, cuts=cuts)
+        x = self.lower[:, None] + width * share
         loss = self.loss(x, number)
         p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
         finite = xp.where(xp.isfinite(loss), loss, 0.0)
@@ -178,7 +180,7 @@ class PrivacyLossDistribution:
 
     @classmethod
     def of_pieces(cls, pieces: SmoothPieces, unseen: float = 0.0) -> PrivacyLossDistribution:
-        none = namespace(pieces.left).zeros_like(pieces.left[:0])
+        none = namespace(pieces.lower).zeros_like(pieces.lower[:0])
         return cls(none, none, none, none, (pieces,), unseen)
 
     def mirrored(self, sign: Real = -1) -> PrivacyLossDistribution:
@@ -217,12 +219,14 @@ class PrivacyLossDistribution:
         positive = self.loss > _ZERO_LOSS_UNITS * xp.finfo(self.loss.dtype).eps
         p, q = xp.where(positive, self.p, 0.0), xp.where(positive, self.q, 0.0)
         pieces = tuple(
-            piece.where(piece.loss((piece.left + piece.right) / 2, np.arange(len(piece.left))) > 0)
+            piece.where(piece.loss((piece.lower + piece.upper) / 2, np.arange(len(piece.lower))) > 0)
             for piece in self.pieces
         )
         larger = PrivacyLossDistribution(p, q, self.loss, self.width, pieces, self.unseen)
-        rest = xp.maximum(1 - sum(larger.masses()), 0.0)[None]
-        return join([larger, larger.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
+        remaining = xp.maximum(1 - sum(larger.masses()), 0.0)[None]
+        return join(
+            [larger, larger.mirrored(), PrivacyLossDistribution(remaining, remaining, 0 * remaining, 0 * remaining)]
+        )
 
     def masses(self) -> tuple[Real, Real]:
         nodes = self.nodes()
@@ -231,18 +235,18 @@ class PrivacyLossDistribution:
     def nodes(self, panels: int = 0, cuts: np.ndarray | None = None) -> PrivacyLossDistribution:
         """Return the distribution as outcomes alone, which integrate smooth functions of the loss up to rounding.
 
-        The pieces share a number of panels of 16 nodes, at least ``few`` each, by default as many as smooth functions
-        of the loss need. Panels of pieces with an inverse end at the losses ``cuts``, too.
+        The pieces share a number of panels of 16 nodes, at least ``min_panels`` each, by default as many as smooth
+        functions of the loss need. Panels of pieces with an inverse end at the losses ``cuts``, too.
         """
         if not self.pieces:
             return self
         outcomes = PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
-        return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces if len(piece.left))])
+        return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces if len(piece.lower))])
 
     @property
     def is_invertible(self) -> bool:
         """Return whether there are pieces, at most 12, and the inverse of the loss is known on each."""
-        count = sum(len(piece.left) for piece in self.pieces)
+        count = sum(len(piece.lower) for piece in self.pieces)
         return 0 < count <= _MAX_SAMPLED_PIECES and all(piece.inverse for piece in self.pieces)
 
     def padded(self) -> PrivacyLossDistribution:
@@ -251,11 +255,11 @@ class PrivacyLossDistribution:
         if xp is np:
             has_mass = (self.p != 0) | (self.q != 0)
             columns = tuple(column[has_mass] for column in columns)
-        many = columns[0].shape[-1] + 1
-        room = 1 + -many % (
-            1 if many < _TERM_MULTIPLE else _TERM_MULTIPLE if many < _TERM_MULTIPLE**2 else _TERM_MULTIPLE**2
+        size = columns[0].shape[-1] + 1
+        padding = 1 + -size % (
+            1 if size < _TERM_MULTIPLE else _TERM_MULTIPLE if size < _TERM_MULTIPLE**2 else _TERM_MULTIPLE**2
         )
-        none = xp.zeros((*columns[0].shape[:-1], room), self.p.dtype)
+        none = xp.zeros((*columns[0].shape[:-1], padding), self.p.dtype)
         return PrivacyLossDistribution(*(xp.concatenate([column, none], -1) for column in columns))
 
     def capped(self, cap: Real) -> PrivacyLossDistribution:
@@ -267,12 +271,12 @@ class PrivacyLossDistribution:
         """
         xp = namespace(self.p, cap)
         above = xp.isfinite(self.loss) & (self.loss > cap)
-        down = xp.where(above, cap - self.loss, 0.0)
+        fall = xp.where(above, cap - self.loss, 0.0)
         # Do not compute this as p minus the mass kept: the rounding error would count n times.
-        lost = (self.p * -xp.expm1(down)).sum()
+        lost = (self.p * -xp.expm1(fall)).sum()
         last = np.arange(self.p.size) == self.p.size - 1
         loss = xp.where(last, np.inf, xp.where(above, cap, self.loss))
-        p = self.p * xp.exp(down) + xp.where(last, lost, 0.0)
+        p = self.p * xp.exp(fall) + xp.where(last, lost, 0.0)
         return PrivacyLossDistribution(p, self.q, loss, xp.where(above, 0.0, self.width))
 
     def completed(self) -> PrivacyLossDistribution:
@@ -303,26 +307,28 @@ def _exchanged(sign: Real, first: object, second: object) -> tuple[PyTree, PyTre
     if xp is np:
         return (first, second) if sign > 0 else (second, first)
 
-    def chosen(one: object, other: PyTree) -> Any:
-        if callable(one):
-            return lambda x, i: xp.where(sign > 0, one(x, i), other(x, i))
-        return xp.where(sign > 0, one, other)
+    def chosen(when_positive: object, otherwise: PyTree) -> Any:
+        if callable(when_positive):
+            return lambda x, i: xp.where(sign > 0, when_positive(x, i), otherwise(x, i))
+        return xp.where(sign > 0, when_positive, otherwise)
 
     return chosen(first, second), chosen(second, first)
 
 
-def join(several: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+def join(distributions: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return the distribution with all outcomes and pieces of several."""
     xp = namespace(
-        *(value for distribution in several for value in (distribution.p, distribution.q, distribution.loss))
+        *(value for distribution in distributions for value in (distribution.p, distribution.q, distribution.loss))
     )
     columns = zip(
-        *((distribution.p, distribution.q, distribution.loss, distribution.width) for distribution in several),
+        *((distribution.p, distribution.q, distribution.loss, distribution.width) for distribution in distributions),
         strict=True,
     )
-    p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in same_columns]) for same_columns in columns)
-    pieces = sum((distribution.pieces for distribution in several), ())
-    return PrivacyLossDistribution(p, q, loss, width, pieces, sum(distribution.unseen for distribution in several))
+    p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in arrays]) for arrays in columns)
+    pieces = sum((distribution.pieces for distribution in distributions), ())
+    return PrivacyLossDistribution(
+        p, q, loss, width, pieces, sum(distribution.unseen for distribution in distributions)
+    )
 
 
 def sampled_loss(loss: Real, rate: Real) -> RealArray:
@@ -330,15 +336,15 @@ def sampled_loss(loss: Real, rate: Real) -> RealArray:
     xp = namespace(loss, rate)
     infinite = xp.isinf(loss)
     finite = xp.where(infinite, 0.0, loss)  # NaN stays.
-    large, small = finite > _LARGE_LOSS, finite < -1
-    near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, finite)))
-    far = finite + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, finite, 0.0)))
+    is_large, is_small = finite > _LARGE_LOSS, finite < -1
+    middle_loss = xp.log1p(rate * xp.expm1(xp.where(is_large | is_small, 0.0, finite)))
+    large_loss = finite + xp.log(rate + (1 - rate) * xp.exp(-xp.where(is_large, finite, 0.0)))
     # Next to the least loss, log(1 - r), log1p would cancel; 1 - r is exact where it is small.
-    low = xp.log(
-        xp.where(rate < 1, 1 - rate, 1.0) + xp.where(rate < 1, rate * xp.exp(xp.where(small, finite, 0.0)), 0.0)
+    small_loss = xp.log(
+        xp.where(rate < 1, 1 - rate, 1.0) + xp.where(rate < 1, rate * xp.exp(xp.where(is_small, finite, 0.0)), 0.0)
     )
-    low = xp.where(rate < 1, low, finite)  # At rate 1 a large negative loss would underflow.
-    sampled = xp.where(large, far, xp.where(small, low, near))
+    small_loss = xp.where(rate < 1, small_loss, finite)  # At rate 1 a large negative loss would underflow.
+    sampled = xp.where(is_large, large_loss, xp.where(is_small, small_loss, middle_loss))
     lowest = xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.0)), -np.inf)
     return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), sampled)
 
@@ -346,11 +352,11 @@ def sampled_loss(loss: Real, rate: Real) -> RealArray:
 def _loss_before_sampling(loss: RealArray, rate: object) -> Any:
     """Return the loss that ``sampled_loss`` maps to this one, -inf for a loss below all of these."""
     xp = namespace(loss, rate)
-    large = loss > _LARGE_LOSS
-    change = xp.expm1(xp.where(large, 0.0, loss)) / rate
-    below = change <= -1  # NaN stays.
-    near = xp.where(below, -np.inf, xp.log1p(xp.where(below, 0.0, change)))
-    return xp.where(large, loss - xp.log(rate), near)
+    is_large = loss > _LARGE_LOSS
+    change = xp.expm1(xp.where(is_large, 0.0, loss)) / rate
+    is_below = change <= -1  # NaN stays.
+    inverse = xp.where(is_below, -np.inf, xp.log1p(xp.where(is_below, 0.0, change)))
+    return xp.where(is_large, loss - xp.log(rate), inverse)
 
 
 def log_ratio(log_p: Real, log_q: Real) -> Any:
@@ -362,14 +368,14 @@ def log_ratio(log_p: Real, log_q: Real) -> Any:
 
 
 def split_intervals(
-    left: np.ndarray, right: np.ndarray, point: np.ndarray, row: np.ndarray
+    lower: np.ndarray, upper: np.ndarray, points: np.ndarray, rows_of_points: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (lower ends, upper ends, rows) of intervals of plain numbers, split at points in given rows."""
-    starts, rows = np.concatenate([left, point]), np.concatenate([np.arange(len(left)), row])
+    starts, rows = np.concatenate([lower, points]), np.concatenate([np.arange(len(lower)), rows_of_points])
     order = np.lexsort((starts, rows))
     starts, rows = starts[order], rows[order]
-    is_last = np.diff(rows, append=len(left)) != 0
-    return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
+    is_last = np.diff(rows, append=len(lower)) != 0
+    return starts, np.where(is_last, upper[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
 def node_spacing(loss: RealArray) -> RealArray:

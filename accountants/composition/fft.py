@@ -33,13 +33,7 @@ from accountants.composition.interpolation import (
     step_on_atoms,
     taylor_shift,
 )
-from accountants.composition.self_composed import (
-    LossTuple,
-    TiltedLoss,
-    integer_power,
-    least_step,
-    traced_integer_power,
-)
+from accountants.composition.self_composed import LossTuple, TiltedLoss, integer_power, least_step, traced_integer_power
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, without_derivative
 from dpkernels.pytrees import PyTree, pytree
@@ -116,11 +110,7 @@ class ComposedPLD(ComposedProfile):
         possible = ~(sums[0] <= 0)  # NaN stays.
         value = xp.where(possible, sums[0], 1.0)
         log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
-        return (
-            log_delta,
-            xp.where(possible, -sums[1] / value, 0.0),
-            _Evaluation(epsilon, kink_weights, index, sums),
-        )
+        return (log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, kink_weights, index, sums))
 
     def _sums_above(self, index: RealArray) -> Any:
         """Return the sums of weighted masses above eps as if eps were a grid point; ``_at_distance`` corrects them."""

@@ -220,12 +220,12 @@ class _Coordinates:
 
     @classmethod
     def from_pieces(cls, pieces: SmoothPieces) -> _Coordinates:
-        lower, upper = pieces.whole
+        lower, upper = pieces.untruncated
         xp = namespace(lower, upper)
         is_unbounded_below, is_unbounded_above = xp.isinf(lower), xp.isinf(upper)
         is_line, is_finite = is_unbounded_below & is_unbounded_above, ~(is_unbounded_below | is_unbounded_above)
         lower_end, upper_end = xp.where(is_unbounded_below, 0.0, lower), xp.where(is_unbounded_above, 0.0, upper)
-        length = pieces.right - pieces.left
+        length = pieces.upper - pieces.lower
         extent = xp.where((length > 0) & (length < np.inf), length, 0.0)
         extent = xp.maximum(extent, xp.maximum(xp.abs(lower_end), xp.abs(upper_end)))
         extent = without_derivative(xp.where(extent > 0, extent, 1.0))

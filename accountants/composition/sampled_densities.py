@@ -108,11 +108,11 @@ def _sample_pieces(
 ) -> list[PrivacyLossDistribution]:
     """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
     xp, inverse = namespace(step), cast(Any, pieces.inverse)
-    numbers = np.flatnonzero(pieces.right > pieces.left) if xp is np else np.arange(len(pieces.left))
+    numbers = np.flatnonzero(pieces.upper > pieces.lower) if xp is np else np.arange(len(pieces.lower))
     if not len(numbers):
         return []
     row = numbers[:, None]
-    lower, upper = (end[numbers][:, None] for end in (pieces.left, pieces.right))
+    lower, upper = (end[numbers][:, None] for end in (pieces.lower, pieces.upper))
     inset = 1e-14 * (upper - lower)
     ends = without_derivative(pieces.loss(xp.concatenate([lower + inset, upper - inset], 1), row))
     bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _TRANSITION_REACH * step
@@ -133,12 +133,7 @@ def _sample_pieces(
     start, end = xp.where(is_rising, lower, upper), xp.where(is_rising, upper, lower)
     cuts = inverse(xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row)
     cuts = without_derivative(xp.where(is_long, cuts, start + (end - start) * _QUARTERS))
-    intervals = (
-        (start, cuts[:, :1]),
-        (cuts[:, :1], cuts[:, 1:2]),
-        (cuts[:, 2:3], cuts[:, 3:]),
-        (cuts[:, 3:], end),
-    )
+    intervals = ((start, cuts[:, :1]), (cuts[:, :1], cuts[:, 1:2]), (cuts[:, 2:3], cuts[:, 3:]), (cuts[:, 3:], end))
     rules = [panel_rule(panels, level, dense=True) for panels in _PANELS]
     nodes = xp.concatenate([x0 + (x1 - x0) * t for (x0, x1), (t, _) in zip(intervals, rules, strict=True)], 1)
     weights = [abs(x1 - x0) * weight for (x0, x1), (_, weight) in zip(intervals, rules, strict=True)]

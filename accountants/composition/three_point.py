@@ -203,17 +203,7 @@ def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b:
     xp = namespace(mass, a)
     counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
     p = mass / mass.sum()
-    means = n * xp.stack(
-        [
-            p[0],
-            p[1] + p[2],
-            xp.ones_like(n),
-            p[1],
-            p[1],
-            p[2],
-            p[2],
-        ]
-    )
+    means = n * xp.stack([p[0], p[1] + p[2], xp.ones_like(n), p[1], p[1], p[2], p[2]])
     log_first, log_others, log_all, *log_pairs = _log_poisson(counts, means[:, None])
     log_first = log_first - log_all + n * xp.log(mass.sum())
     return xp.exp(

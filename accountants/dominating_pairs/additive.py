@@ -359,8 +359,8 @@ class NoiseFormulas:
             lambda x, i: source.log_prob(x - D) + log_q[i],
             lambda x, i: source.loss(x, D) + change[i],
             self._steepness(),
-            few=_panels_of(left, self.panels),
-            beyond=(pieces.left, pieces.right),
+            min_panels=_panels_of(left, self.panels),
+            whole_ends=(pieces.left, pieces.right),
             intervals=self._intervals(pieces, lambda x, i: source.loss(x, D) + change[i]),
         )
         present = (pieces.weights > 0).any(-1)
@@ -471,7 +471,7 @@ class NoiseFormulas:
                 uncut, lambda x, _: loss(x, rate), None, _REPLACED_POSITIONS, shares, _UNITS_OF_REPLACED_LOSS
             )
         pieces = self._replaced_pieces(left, right, right - left, rate)
-        pieces = replace(pieces, beyond=(uncut.left, uncut.right), intervals=intervals)
+        pieces = replace(pieces, whole_ends=(uncut.left, uncut.right), intervals=intervals)
         return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
 
     def _replaced_pieces(self, left: Any, right: Any, width: Any, rate: Any) -> SmoothPieces:
@@ -482,7 +482,7 @@ class NoiseFormulas:
             lambda x, _: self.replaced_logs(x, rate)[1],
             lambda x, _: self.replaced_loss(x, rate),
             self._steepness(_REPLACED_POSITIONS),
-            few=_panels_of(left, self.panels_replaced),
+            min_panels=_panels_of(left, self.panels_replaced),
         )
 
 

@@ -212,8 +212,8 @@ class Densities(DominatingPair):
             lambda t, i: logs(t, i)[1],
             lambda t, i: log_ratio(*logs(t, i)),
             lambda left, *_: 0 * left,  # Panels were halved until quadrature was exact, as an estimate.
-            few=1,
-            beyond=beyond,
+            min_panels=1,
+            whole_ends=beyond,
         )
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from accountants.composition.brackets.cells import best_offset, cells_on_grid, rough_losses, split_monotone
-from accountants.composition.brackets.masses import above, below
+from accountants.composition.brackets.masses import lower_masses, upper_masses
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, RealArray
@@ -150,7 +150,7 @@ def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, 
         low, high = _reach(rough)
         step = max(min(_MAX_STEP, (high - low) / _MIN_POINTS), (high - low) / _MAX_POINTS)
         cells = cells_on_grid(whole, step, offset=best_offset(whole, step, rough), reach=(low, high))
-        masses = (above if side > 0 else below)(cells, step, 1)
+        masses = (upper_masses if side > 0 else lower_masses)(cells, step, 1)
         loss = masses.offset + (masses.first + np.arange(len(masses.mass))) * step
         mass, infinite = masses.mass, masses.infinite
     else:

@@ -222,7 +222,7 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     s, g = total.loss[total.loss > zero] - zero, total.g[total.loss > zero]
     weight = s * np.exp(-c * s)
     value = (weight * g).sum()
-    error = total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c)
+    error = total.error * math.sqrt((weight * weight).sum()) + total.misplaced / (math.e * c)
     value += side * (error + (total.rounding + c * abs(zero)) * value)
     if total.log_scale > _MAX_EXPONENT:  # Weights may be 0 by underflow.
         return math.inf if side > 0 else 0.0

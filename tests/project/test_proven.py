@@ -64,6 +64,6 @@ def test_a_page_lists_the_files_whose_code_names_it(page):
 
 
 def test_what_is_proven_says_so_when_imported():
-    from accountants.composition.brackets.masses import above
+    from accountants.composition.brackets.masses import upper_masses
 
-    assert above.proofs == ("brackets#proof-of-2-above",)
+    assert upper_masses.proofs == ("brackets#proof-of-2-above",)

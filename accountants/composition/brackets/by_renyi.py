@@ -23,7 +23,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 
 from accountants.composition.brackets.cells import NoGridError, best_offset, cells_on_grid, split_monotone
 from accountants.composition.brackets.grid import GridBracket
-from accountants.composition.brackets.masses import Masses, above
+from accountants.composition.brackets.masses import Masses, upper_masses
 from accountants.composition.self_composed import ConvergenceError, HasTerms, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
@@ -87,8 +87,8 @@ def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
     if not math.isfinite(least):
         return least
     for step in (1 / ratio, ratio):  # Beyond the first orders.
-        while _MIN_ORDER < center < _MAX_ORDER and (further := estimate(center * step)) < least:
-            least, center = further, center * step
+        while _MIN_ORDER < center < _MAX_ORDER and (candidate := estimate(center * step)) < least:
+            least, center = candidate, center * step
     for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
         least, center = min((least, center), *((estimate(c), c) for c in (center / ratio, center * ratio)))
@@ -120,9 +120,9 @@ def _is_sampled_gaussian(term: RepeatedReleases) -> bool:
     return is_noise and term.sampling_rate is not None
 
 
-def _log_moment_above(term: RepeatedReleases, number: int, mirror: bool, c: float) -> float:
+def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: float) -> float:
     """Return an upper bound of log E_p e^(c l) of one release."""
-    pair, reach, log_tail = term.pairs[number], math.inf, -math.inf
+    pair, reach, log_tail = term.pairs[pair_index], math.inf, -math.inf
     if term.is_gaussian or _is_sampled_gaussian(term):
         mu, rate = abs(float(pair.shift / pair.noise.sigma)), float(term.sampling_rate or 1.0)
         is_replaced = term.sampling_rate is not None and term.neighbours == "replace"
@@ -132,19 +132,19 @@ def _log_moment_above(term: RepeatedReleases, number: int, mirror: bool, c: floa
             k = math.ceil(c)
             return c / k * _log_moment_of_sampled(rate, mu, k + 1) * (1 + _UNITS * UNIT)
         reach, log_tail = _tail_of_replaced(rate, mu, c)
-    release = term.one_release()[number]
+    release = term.one_release()[pair_index]
     losses = release.privacy_loss()
-    whole = split_monotone(losses.mirrored() if mirror else losses)
-    smooth = [end for pieces in whole.pieces for end in pieces.end_losses]
-    ends = np.clip(np.concatenate([whole.loss[np.isfinite(whole.loss)], *smooth]), -reach, reach)
-    if not len(ends) or not np.isfinite(ends).all() or (whole.loss == np.inf).any():
+    split_losses = split_monotone(losses.mirrored() if mirror else losses)
+    smooth = [end for pieces in split_losses.pieces for end in pieces.end_losses]
+    ends = np.clip(np.concatenate([split_losses.loss[np.isfinite(split_losses.loss)], *smooth]), -reach, reach)
+    if not len(ends) or not np.isfinite(ends).all() or (split_losses.loss == np.inf).any():
         return math.inf
     extent = float(np.ptp(ends))
     count = int(np.clip(extent * (1 + c) / _STEP, _MIN_CELLS, _MAX_CELLS))
     step = max(extent, float(np.abs(ends).max()) * 1e-6, 1e-300) / count
     try:
-        cells = cells_on_grid(whole, step, offset=best_offset(whole, step), reach=(-reach, reach))
-        masses, largest = above(cells, step, 1), reach
+        cells = cells_on_grid(split_losses, step, offset=best_offset(split_losses, step), reach=(-reach, reach))
+        masses, largest = upper_masses(cells, step, 1), reach
         if math.isinf(reach) and masses.infinite > 0:
             largest = float((release.mirror() if mirror else release).largest_loss())
     except (NoGridError, TypeError):  # A TypeError says that the largest loss of the pair is unknown.
@@ -172,13 +172,13 @@ def _log_moment_of_sampled(rate: float, mu: float, order: int) -> float:
         return math.inf
     k = np.arange(2.0, order + 1)
     log_factorial = float(gammaln(order + 1))
-    ways = log_factorial - gammaln(k + 1) - gammaln(order - k + 1)
+    log_choices = log_factorial - gammaln(k + 1) - gammaln(order - k + 1)
     log_odds = k * math.log(rate) + (order - k) * math.log1p(-rate)
     exponent = k * (k - 1) * mu**2 / 2
     growth = np.log(np.where(exponent > 1, -np.expm1(-exponent), np.expm1(np.minimum(exponent, 1.0))))
     growth += np.where(exponent > 1, exponent, 0.0)
     size = log_factorial + float((np.abs(log_odds) + exponent + np.abs(growth)).max())
-    log_sum = float(logsumexp(ways + log_odds + growth)) + _UNITS * UNIT * (1 + size)
+    log_sum = float(logsumexp(log_choices + log_odds + growth)) + _UNITS * UNIT * (1 + size)
     return float(np.logaddexp(0.0, log_sum)) * (1 + _UNITS * UNIT)
 
 

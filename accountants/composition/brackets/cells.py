@@ -7,7 +7,7 @@ smooth functions between such points, exact up to rounding (docs/proofs/brackets
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -74,8 +74,8 @@ class Panels:
     end: np.ndarray
     piece: np.ndarray
 
-    def at(self, some: np.ndarray) -> Panels:
-        return Panels(self.start[some], self.end[some], self.piece[some])
+    def select(self, selected: np.ndarray) -> Panels:
+        return Panels(self.start[selected], self.end[selected], self.piece[selected])
 
     @property
     def nodes(self) -> np.ndarray:
@@ -92,11 +92,11 @@ class MonotonePieces:
 
     source: SmoothPieces  # The smooth pieces of which these are parts.
     number: np.ndarray  # The number of the smooth piece that contains each.
-    left: np.ndarray  # The lower ends.
-    right: np.ndarray  # The upper ends.
+    lower: np.ndarray  # The lower ends.
+    upper: np.ndarray  # The upper ends.
 
     def __len__(self) -> int:
-        return len(self.left)
+        return len(self.lower)
 
     def p(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         return np.exp(self.source.log_p(x, self.number[piece]))
@@ -107,22 +107,24 @@ class MonotonePieces:
     def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         return self.source.loss(x, self.number[piece])
 
-    def inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+    def clip_inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         """Return the points moved off the ends of their pieces, where densities may jump."""
-        inset = _INSET * (self.right - self.left)[piece]
-        return np.clip(x, self.left[piece] + inset, self.right[piece] - inset)
+        inset = _INSET * (self.upper - self.lower)[piece]
+        return np.clip(x, self.lower[piece] + inset, self.upper[piece] - inset)
 
     def is_at_end(self, panels: Panels) -> np.ndarray:
         """Return whether panels begin or end next to an end of their piece."""
-        inset = _INSETS_AT_END * _INSET * (self.right - self.left)[panels.piece]
-        return (panels.start < self.left[panels.piece] + inset) | (panels.end > self.right[panels.piece] - inset)
+        inset = _INSETS_AT_END * _INSET * (self.upper - self.lower)[panels.piece]
+        return (panels.start < self.lower[panels.piece] + inset) | (panels.end > self.upper[panels.piece] - inset)
 
     @property
     def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
-        every = np.arange(len(self))
+        numbers = np.arange(len(self))
         if self.intervals is not None:  # Whose losses are continuous up to their ends.
-            return self.loss(self.left, every), self.loss(self.right, every)
-        return self.loss(self.inside(self.left, every), every), self.loss(self.inside(self.right, every), every)
+            return self.loss(self.lower, numbers), self.loss(self.upper, numbers)
+        return self.loss(self.clip_inside(self.lower, numbers), numbers), self.loss(
+            self.clip_inside(self.upper, numbers), numbers
+        )
 
     @property
     def intervals(self) -> LossIntervals | None:
@@ -133,24 +135,24 @@ class MonotonePieces:
 
         Where a piece has no such loss, its nearer end is returned.
         """
-        left, right = self.left[piece], self.right[piece]
+        lower, upper = self.lower[piece], self.upper[piece]
         if self.source.inverse is not None:
-            x = np.clip(self.source.inverse(level, self.number[piece]), left, right)
+            x = np.clip(self.source.inverse(level, self.number[piece]), lower, upper)
             return x, LOSS_UNITS * UNIT * (1 + np.abs(level))
-        every = np.arange(len(self))
-        inner = self.inside(self.left, every), self.inside(self.right, every)
+        numbers = np.arange(len(self))
+        inner = self.clip_inside(self.lower, numbers), self.clip_inside(self.upper, numbers)
         x, error = points_at_levels(self.loss, inner, level, piece)
-        return np.where(x == inner[0][piece], left, np.where(x == inner[1][piece], right, x)), error
+        return np.where(x == inner[0][piece], lower, np.where(x == inner[1][piece], upper, x)), error
 
     def panels(self) -> Panels:
         count = len(self)
-        many = int(np.clip(_TOTAL_PANELS // max(count, 1), _MIN_PANELS, _PANELS))
-        shares = np.linspace(0.0, 1.0, many + 1)
-        points = self.left[:, None] * (1 - shares) + self.right[:, None] * shares
-        return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), many))
+        panel_count = int(np.clip(_TOTAL_PANELS // max(count, 1), _MIN_PANELS, _PANELS))
+        fractions = np.linspace(0.0, 1.0, panel_count + 1)
+        points = self.lower[:, None] * (1 - fractions) + self.upper[:, None] * fractions
+        return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), panel_count))
 
-    def refined(self, panels: Panels, still: float) -> Panels:
-        """Return at most 2^23 panels, cut evenly so that their width times steepness is at most ``still``."""
+    def refined(self, panels: Panels, max_steepness: float) -> Panels:
+        """Return at most 2^23 panels, cut evenly so that their width times steepness is at most ``max_steepness``."""
         unknown = "mechanism: no bound on how fast its density changes is known, so it has no bracket"
         if self.source.steepness is None:
             raise UnknownSteepnessError(unknown)
@@ -159,19 +161,19 @@ class MonotonePieces:
             steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
         except TypeError as error:  # Of noise that states none.
             raise UnknownSteepnessError(unknown) from error
-        parts = np.maximum(np.ceil(width * steep / still), 1.0)
-        if not parts.sum() <= _MAX_PANELS:
+        splits = np.maximum(np.ceil(width * steep / max_steepness), 1.0)
+        if not splits.sum() <= _MAX_PANELS:
             raise TooManyPointsError(
-                f"densities need {parts.sum():.3g} panels, too many for a grid; at most {_MAX_PANELS} are used"
+                f"densities need {splits.sum():.3g} panels, too many for a grid; at most {_MAX_PANELS} are used"
             )
-        many = parts.astype(np.int64)
-        if (many == 1).all():
+        counts = splits.astype(np.int64)
+        if (counts == 1).all():
             return panels
-        number = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-        start, ends, share = (np.repeat(each, many) for each in (panels.start, panels.end, width / parts))
+        number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        start, ends, part = (np.repeat(column, counts) for column in (panels.start, panels.end, width / splits))
         # The last part ends exactly where the panel did.
-        end = np.where(number + 1 == np.repeat(many, many), ends, start + (number + 1) * share)
-        return Panels(start + number * share, end, np.repeat(panels.piece, many))
+        end = np.where(number + 1 == np.repeat(counts, counts), ends, start + (number + 1) * part)
+        return Panels(start + number * part, end, np.repeat(panels.piece, counts))
 
     def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
         x, piece, weights = panels.nodes, panels.piece[:, None], panels.weights
@@ -191,49 +193,51 @@ class MonotoneLoss:
 
 def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
     """Split all smooth pieces at the turning points of the loss; pieces of constant loss become atoms."""
-    atoms, pieces, unknown = [(losses.p, losses.q, losses.loss)], [], 0.0
+    atoms, pieces, unknown_mass = [(losses.p, losses.q, losses.loss)], [], 0.0
     with np.errstate(all="ignore"):
         for source in losses.pieces:
             constant, monotone, mass = _split(source)
             atoms.append(constant)
-            unknown += mass
+            unknown_mass += mass
             pieces += [monotone] if len(monotone) else []
-    p, q, loss = (np.concatenate([np.ravel(one) for one in column]) for column in zip(*atoms, strict=True))
-    some = (p > 0) | (q > 0)
+    p, q, loss = (np.concatenate([np.ravel(values) for values in column]) for column in zip(*atoms, strict=True))
+    has_mass = (p > 0) | (q > 0)
     # Masses between levels reach further than quadrature.
     unseen = _UNSEEN_BY_TAILS if all(piece.intervals is not None for piece in losses.pieces) else losses.unseen
-    return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), unseen + unknown if losses.pieces else 0.0)
+    return MonotoneLoss(
+        p[has_mass], q[has_mass], loss[has_mass], tuple(pieces), unseen + unknown_mass if losses.pieces else 0.0
+    )
 
 
 def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, float]:
     """Return (p, q, loss) of atoms, all other pieces, and mass of p that may have an infinite loss."""
     ends: Any = source if source.intervals is None else source.intervals
-    left, right = np.asarray(ends.left, np.float64), np.asarray(ends.right, np.float64)
-    number = np.flatnonzero(right > left)
-    left, right = left[number], right[number]
+    lower, upper = np.asarray(ends.lower, np.float64), np.asarray(ends.upper, np.float64)
+    number = np.flatnonzero(upper > lower)
+    lower, upper = lower[number], upper[number]
     count = int(np.clip(_TOTAL_SAMPLES // max(len(number), 1), _MIN_SAMPLES, _SAMPLES))
-    inset = _INSET * (right - left)
-    shares = shares_with_ends(count)
-    x = (left + inset)[:, None] * (1 - shares) + (right - inset)[:, None] * shares
+    inset = _INSET * (upper - lower)
+    fractions = shares_with_ends(count)
+    x = (lower + inset)[:, None] * (1 - fractions) + (upper - inset)[:, None] * fractions
     level = source.loss(x, number[:, None])
     infinite = np.isinf(level).all(1)
     constant = infinite | (
         np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT_RTOL * (1 + np.abs(level).max(1))
     )
-    p, q, error = _masses_of_pieces(MonotonePieces(source, number[constant], left[constant], right[constant]))
+    p, q, error = _masses_of_pieces(MonotonePieces(source, number[constant], lower[constant], upper[constant]))
     # The mass of a short piece next to a long one is not known as well as that of an atom.
     is_infinite = infinite[constant]
     is_atom = is_infinite | (error <= _MASS_ERROR / 2 * p)
-    p, unknown = np.where(is_infinite, np.maximum(p - error, 0.0), p), 2 * float(error[is_infinite].sum())
-    atoms = p[is_atom], q[is_atom], level[constant, len(shares) // 2][is_atom]
+    p, unknown_mass = np.where(is_infinite, np.maximum(p - error, 0.0), p), 2 * float(error[is_infinite].sum())
+    atoms = p[is_atom], q[is_atom], level[constant, len(fractions) // 2][is_atom]
     constant[constant] = is_atom
-    number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
+    number, lower, upper, x, level = (column[~constant] for column in (number, lower, upper, x, level))
     if source.intervals is not None:  # The loss is stated to be monotone on every piece.
         _check_monotone(level)
-        return atoms, MonotonePieces(source, number, left, right), unknown
+        return atoms, MonotonePieces(source, number, lower, upper), unknown_mass
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
-    starts, ends, rows = split_intervals(left, right, turn, row)
-    return atoms, MonotonePieces(source, number[rows], starts, ends), unknown
+    starts, ends, rows = split_intervals(lower, upper, turn, row)
+    return atoms, MonotonePieces(source, number[rows], starts, ends), unknown_mass
 
 
 def _check_monotone(level: np.ndarray) -> None:
@@ -269,12 +273,12 @@ class Cells:
     offset: float  # o.
     p: np.ndarray  # The mass under p of the lower and the upper half of every cell, an array (cells, 2).
     gain: np.ndarray  # p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
-    infinite: float  # The mass of p where q is 0.
-    beyond: float  # A bound on the mass of p, far out, that is in none of the other fields.
-    below: float = 0.0  # The mass of p whose loss is below the first cell, and of no other field.
+    infinite: float = 0.0  # The mass of p where q is 0.
+    neglected: float = 0.0  # A bound on the mass of p, far out, that is in none of the other fields.
+    mass_below: float = 0.0  # The mass of p whose loss is below the first cell, and of no other field.
     p_error: Any = 0.0  # Bounds on the errors of p and of the gains, in addition to the two numbers that follow.
     gain_error: Any = 0.0
-    outside: Any = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
+    displacement: Any = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
     lower: tuple[np.ndarray, np.ndarray] | None = None  # p and gains with all errors subtracted; None: computed.
     mass_error: float = _MASS_ERROR  # A bound on the relative error of all masses.
     loss_error: float | None = None  # A bound on the error of losses; None: of so many roundings of the largest one.
@@ -289,11 +293,11 @@ class _Edges:
     step: float
     offset: float
     ratio: int  # Odd.
-    place: np.ndarray  # Ends in half steps from the offset; the number of half cells of each part is even.
-    inner: tuple[int, int]  # The half cells of the window.
+    positions: np.ndarray  # Ends in half steps from the offset; the number of half cells of each part is even.
+    window: tuple[int, int]  # The half cells of the window.
 
     @classmethod
-    def over(
+    def from_range(
         cls, low: float, high: float, step: float, offset: float, window: tuple[float, float] | None, ratio: int
     ) -> _Edges:
         first, last = np.floor((low - offset) / step + _ON_GRID), np.floor((high - offset) / step + _ON_GRID) + 1
@@ -305,27 +309,27 @@ class _Edges:
             a, b = np.clip([a, max(b, a + ratio)], first, last)
         if not 2 * (b - a + (last - first) / ratio) <= _MAX_HALF_CELLS:
             raise TooManyPointsError(f"losses over {high - low:.6g} are too many for a grid of step {step:.6g}")
-        parts = [np.arange(2 * first, 2 * a, ratio), np.arange(2 * a, 2 * b), np.arange(2 * b, 2 * last + 1, ratio)]
-        return cls(step, offset, ratio, np.concatenate(parts), (len(parts[0]), len(parts[0]) + len(parts[1])))
+        ends = [np.arange(2 * first, 2 * a, ratio), np.arange(2 * a, 2 * b), np.arange(2 * b, 2 * last + 1, ratio)]
+        return cls(step, offset, ratio, np.concatenate(ends), (len(ends[0]), len(ends[0]) + len(ends[1])))
 
     @property
     def level(self) -> np.ndarray:
-        return self.offset + self.place * (self.step / 2)
+        return self.offset + self.positions * (self.step / 2)
 
     @property
     def start(self) -> np.ndarray:
         """Return the losses at the lower ends of the cells of all half cells."""
-        width = np.full(len(self.place) - 1, 2.0 * self.ratio)
-        width[slice(*self.inner)] = 2.0
-        return self.offset + np.floor(self.place[:-1] / width) * width * (self.step / 2)
+        width = np.full(len(self.positions) - 1, 2.0 * self.ratio)
+        width[slice(*self.window)] = 2.0
+        return self.offset + np.floor(self.positions[:-1] / width) * width * (self.step / 2)
 
     def split(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of the half cells of the window, and of those outside, with zeros where the window is."""
-        start, stop = self.inner
-        half, gap = np.zeros(int(self.place[start] % 2)), (stop - start) // self.ratio
-        inside = np.concatenate([half, values[start:stop], np.zeros(int(self.place[stop] % 2))])
-        outside = np.concatenate([values[:start], np.zeros(gap), values[stop:]])
-        return inside.reshape(-1, 2), outside.reshape(-1, 2)
+        start, stop = self.window
+        half, gap = np.zeros(int(self.positions[start] % 2)), (stop - start) // self.ratio
+        inner = np.concatenate([half, values[start:stop], np.zeros(int(self.positions[stop] % 2))])
+        outer = np.concatenate([values[:start], np.zeros(gap), values[stop:]])
+        return inner.reshape(-1, 2), outer.reshape(-1, 2)
 
 
 class _HalfCells(NamedTuple):
@@ -335,14 +339,14 @@ class _HalfCells(NamedTuple):
     gain: np.ndarray
     p_error: np.ndarray
     gain_error: np.ndarray
-    outside: np.ndarray
-    below: float = 0.0
-    above: float = 0.0
+    displacement: np.ndarray
+    mass_below: float = 0.0
+    mass_above: float = 0.0
 
 
 @proven("brackets#proof-of-5-margins")
 def cells_on_grid(
-    whole: MonotoneLoss,
+    losses: MonotoneLoss,
     step: float,
     *,
     offset: float = 0.0,
@@ -351,296 +355,306 @@ def cells_on_grid(
     ratio: int = 1,
 ) -> Cells:
     """Return the cells of the losses within a reach, of one step inside a window and of ``ratio`` steps outside."""
-    finite = np.isfinite(whole.loss)
-    p, loss = whole.p[finite], whole.loss[finite]
-    ends = [np.concatenate([loss, *(end for pieces in whole.pieces for end in pieces.end_losses)])]
+    finite = np.isfinite(losses.loss)
+    p, loss = losses.p[finite], losses.loss[finite]
+    ends = [np.concatenate([loss, *(end for pieces in losses.pieces for end in pieces.end_losses)])]
     low, high = (float(end(ends[0])) if len(ends[0]) else 0.0 for end in (np.min, np.max))
     low, high = max(low, reach[0]), min(max(high, reach[0]), reach[1])
-    edges = _Edges.over(low, max(low, high), step, offset, window, ratio)
-    if len(edges.place) > _MAX_INTEGRATED_EDGES and any(pieces.intervals is None for pieces in whole.pieces):
+    edges = _Edges.from_range(low, max(low, high), step, offset, window, ratio)
+    if len(edges.positions) > _MAX_INTEGRATED_EDGES and any(pieces.intervals is None for pieces in losses.pieces):
         raise TooManyPointsError(f"losses over {high - low:.6g} are too many to integrate at a step of {step:.6g}")
-    atoms, loss_error = _of_atoms(p, loss, edges)
+    atoms, loss_error = _atom_contribution(p, loss, edges)
     parts = [atoms]
     with np.errstate(all="ignore"):
         parts += [
-            _of_panels(pieces, edges) if pieces.intervals is None else _of_intervals(pieces, edges)
-            for pieces in whole.pieces
+            _panel_contribution(pieces, edges) if pieces.intervals is None else _interval_contribution(pieces, edges)
+            for pieces in losses.pieces
         ]
     total = _HalfCells(*(cast(Any, sum(column)) for column in zip(*parts, strict=True)))
-    outside = np.max([part.outside for part in parts], axis=0)
+    displacement = np.max([part.displacement for part in parts], axis=0)
     # Errors are those of each part alone: atoms have none.
-    lower: list[Any] = [sum(column) for column in zip(*(reduced(*part[:4]) for part in parts), strict=True)]
-    integrated = len(whole.loss) > 0 or any(pieces.intervals is None for pieces in whole.pieces)
+    lower: list[Any] = [sum(column) for column in zip(*(less_errors(*part[:4]) for part in parts), strict=True)]
+    integrated = len(losses.loss) > 0 or any(pieces.intervals is None for pieces in losses.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
-    common = max((pieces.intervals.mass_error for pieces in whole.pieces if pieces.intervals), default=0.0)
+    common = max((pieces.intervals.mass_error for pieces in losses.pieces if pieces.intervals), default=0.0)
     mass_error = max(_MASS_ERROR, LOSS_UNITS * UNIT * size) if integrated else _SUM_ERROR + common
-    columns = [edges.split(column) for column in (*cast(Any, total[:4]), outside, *lower)]
-    infinite = float(whole.p[whole.loss == np.inf].sum())
+    columns = [edges.split(column) for column in (*cast(Any, total[:4]), displacement, *lower)]
 
-    def cells(number: int, first: float, **others: Any) -> Cells:
-        p, gain, p_error, gain_error, outside, *lower = (column[number] for column in columns)
+    def cells(part_index: int, first: float) -> Cells:
+        p, gain, p_error, gain_error, displacement, *lower = (column[part_index] for column in columns)
         return Cells(
-            int(first), offset, p, gain, p_error=p_error, gain_error=gain_error, outside=outside,
-            lower=(lower[0], lower[1]), mass_error=mass_error, loss_error=loss_error, **others,
+            int(first), offset, p, gain, p_error=p_error, gain_error=gain_error, displacement=displacement,
+            lower=(lower[0], lower[1]), mass_error=mass_error, loss_error=loss_error,
         )  # fmt: skip
 
-    tail = None
-    if window is not None:
-        tail = cells(1, edges.place[0] // (2 * ratio), infinite=0.0, beyond=0.0)
-    return cells(
-        0, edges.place[edges.inner[0]] // 2, infinite=infinite, beyond=total.above * _MASS_MARGIN + whole.unseen,
-        below=total.below * _MASS_MARGIN, tail=tail, ratio=ratio,
-    )  # fmt: skip
+    return replace(
+        cells(0, edges.positions[edges.window[0]] // 2),
+        infinite=float(losses.p[losses.loss == np.inf].sum()),
+        neglected=total.mass_above * _MASS_MARGIN + losses.unseen,
+        mass_below=total.mass_below * _MASS_MARGIN,
+        tail=None if window is None else cells(1, edges.positions[0] // (2 * ratio)),
+        ratio=ratio,
+    )
 
 
-def reduced(p: np.ndarray, gain: np.ndarray, p_error: Real, gain_error: Real) -> tuple[np.ndarray, np.ndarray]:
+def less_errors(p: np.ndarray, gain: np.ndarray, p_error: Real, gain_error: Real) -> tuple[np.ndarray, np.ndarray]:
     """Return masses and gains with errors subtracted; nothing of a half cell whose gain is lost in its error."""
-    left = np.maximum(p - p_error, 0.0)
-    gain = gain * (left / np.maximum(p, 1e-300)) - gain_error
-    return np.where(gain < 0, 0.0, left), np.maximum(gain, 0.0)
+    reduced_p = np.maximum(p - p_error, 0.0)
+    gain = gain * (reduced_p / np.maximum(p, 1e-300)) - gain_error
+    return np.where(gain < 0, 0.0, reduced_p), np.maximum(gain, 0.0)
 
 
-def _of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_HalfCells, float]:
+def _atom_contribution(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_HalfCells, float]:
     """Return what atoms contribute, and a bound on the error of their losses; atoms next to the grid are put on it."""
     level = edges.level
-    near = np.clip(np.searchsorted(level, loss), 1, max(len(level) - 1, 1))
-    nearest = np.where(loss - level[near - 1] < level[near] - loss, level[near - 1], level[near])
+    index = np.clip(np.searchsorted(level, loss), 1, max(len(level) - 1, 1))
+    nearest = np.where(loss - level[index - 1] < level[index] - loss, level[index - 1], level[index])
     on_grid = np.abs(loss - nearest) <= _ON_GRID * edges.step
     moved = float(np.abs(loss - nearest)[on_grid].max(initial=0.0))
     loss = np.where(on_grid, nearest, loss)
-    half = np.searchsorted(level, loss, side="right") - 1
-    inside = (half >= 0) & (half < len(level) - 1)
+    half_cell = np.searchsorted(level, loss, side="right") - 1
+    is_inside = (half_cell >= 0) & (half_cell < len(level) - 1)
     count = len(level) - 1
-    start = edges.start[half[inside]]
-    mass = np.bincount(half[inside], p[inside], count)
-    gain = np.bincount(half[inside], -p[inside] * np.expm1(start - loss[inside]), count)
-    none = np.zeros(count)
+    start = edges.start[half_cell[is_inside]]
+    mass = np.bincount(half_cell[is_inside], p[is_inside], count)
+    gain = np.bincount(half_cell[is_inside], -p[is_inside] * np.expm1(start - loss[is_inside]), count)
+    zeros = np.zeros(count)
     rounding = LOSS_UNITS * UNIT * (1 + float(np.abs(loss).max(initial=0.0)))
     error = rounding + 1.001 * moved if len(loss) else 0.0
-    return _HalfCells(mass, gain, none, none, none, float(p[half < 0].sum()), float(p[half >= count].sum())), error
+    return _HalfCells(
+        mass, gain, zeros, zeros, zeros, float(p[half_cell < 0].sum()), float(p[half_cell >= count].sum())
+    ), error
 
 
-def _binned(column: np.ndarray, half: np.ndarray, count: int) -> np.ndarray:
-    return np.bincount(half + 1, column, count + 2)
+def _binned(column: np.ndarray, half_cell: np.ndarray, count: int) -> np.ndarray:
+    return np.bincount(half_cell + 1, column, count + 2)
 
 
 @proven("brackets#proof-of-1-quadrature")
-def _of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
+def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what pieces with known tails contribute: masses between the points where the loss is at the edges."""
-    level, count = edges.level, len(edges.place) - 1
+    level, count = edges.level, len(edges.positions) - 1
     low, high = _sorted(*pieces.end_losses)
     first, last = np.searchsorted(level, low, side="right"), np.searchsorted(level, high, side="left")
     last = np.maximum(first, last)
     # The levels of each piece: -inf for its lowest loss, all edges between, and inf for its highest loss.
-    many = last - first + 2
-    piece = np.repeat(np.arange(len(pieces)), many)
-    place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many) - 1 + np.repeat(first, many)
-    is_low, is_high = place == first[piece] - 1, place == last[piece]
-    cuts = np.where(is_low, -np.inf, np.where(is_high, np.inf, level[np.clip(place, 0, count)]))
+    counts = last - first + 2
+    piece = np.repeat(np.arange(len(pieces)), counts)
+    edge_index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) - 1 + np.repeat(first, counts)
+    is_low, is_high = edge_index == first[piece] - 1, edge_index == last[piece]
+    cuts = np.where(is_low, -np.inf, np.where(is_high, np.inf, level[np.clip(edge_index, 0, count)]))
     masses = cast(LossIntervals, pieces.intervals).measure(cuts, pieces.number[piece])
-    real = np.flatnonzero(~is_high[:-1])
-    half = place[:-1][real]
+    is_interval = np.flatnonzero(~is_high[:-1])
+    half_cell = edge_index[:-1][is_interval]
     p, q, difference, p_error, q_error, difference_error, loss_error = (
-        column[real] for column in vars(masses).values()
+        column[is_interval] for column in vars(masses).values()
     )
-    start = np.concatenate([[0.0], edges.start, [0.0]])[half + 1]
+    start = np.concatenate([[0.0], edges.start, [0.0]])[half_cell + 1]
     # Where p and q are close the difference of both is known better than either.
-    near = np.abs(start) < 0.5
-    growth = np.where(near, np.expm1(start), np.exp(np.minimum(start, _MAX_EXPONENT)))
-    gain = np.where(near, difference, p) - growth * q
-    gain_error = np.where(near, difference_error, p_error) + np.abs(growth) * q_error
+    is_close = np.abs(start) < 0.5
+    growth = np.where(is_close, np.expm1(start), np.exp(np.minimum(start, _MAX_EXPONENT)))
+    gain = np.where(is_close, difference, p) - growth * q
+    gain_error = np.where(is_close, difference_error, p_error) + np.abs(growth) * q_error
     gain_error += _GAIN_UNITS * UNIT * (1 + np.abs(start)) * p  # Of the start, of this difference, and of groups.
     # Where e^l would overflow, a gain is only known to be at most the mass.
-    beyond = start > _MAX_EXPONENT
-    gain, gain_error = np.where(beyond, p, gain), np.where(beyond, p, gain_error)
-    outside = np.zeros(count + 2)
-    np.maximum.at(outside, half + 1, loss_error)
-    columns = [_binned(column, half, count) for column in (p, gain, p_error, gain_error)]
-    p_all, p_off = columns[0], columns[2]
+    overflows = start > _MAX_EXPONENT
+    gain, gain_error = np.where(overflows, p, gain), np.where(overflows, p, gain_error)
+    displacement = np.zeros(count + 2)
+    np.maximum.at(displacement, half_cell + 1, loss_error)
+    columns = [_binned(column, half_cell, count) for column in (p, gain, p_error, gain_error)]
+    p_all, p_error_all = columns[0], columns[2]
     p, gain, p_error, gain_error = (column[1:-1] for column in columns)
-    beyond = (float(p_all[j] + p_off[j]) for j in (0, -1))
-    return _HalfCells(p, gain, p_error, gain_error, outside[1:-1], *beyond)
+    overflows = (float(p_all[j] + p_error_all[j]) for j in (0, -1))
+    return _HalfCells(p, gain, p_error, gain_error, displacement[1:-1], *overflows)
 
 
 @proven("brackets#proof-of-1-quadrature")
-def _of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
+def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what other pieces contribute, on panels cut where the loss is at the edges, and evenly between."""
-    level, count = edges.level, len(edges.place) - 1
+    level, count = edges.level, len(edges.positions) - 1
     low, high = _sorted(*pieces.end_losses)
     first, last = np.searchsorted(level, low, side="right"), np.searchsorted(level, high, side="left")
-    many = np.maximum(last - first, 0)
-    piece = np.repeat(np.arange(len(pieces)), many)
-    place = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
+    counts = np.maximum(last - first, 0)
+    piece = np.repeat(np.arange(len(pieces)), counts)
+    edge_index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
     panels = pieces.panels()
-    points, apart = pieces.inverse(level[place], piece)
+    points, loss_error = pieces.inverse(level[edge_index], piece)
     cuts = np.concatenate([panels.start, points])
     # Losses, which are at most this large, are rounded, and so are the points where they are on the grid.
-    outside = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
-    for halves_beside in (place - 1, place):
-        some = (halves_beside >= 0) & (halves_beside < count)
-        np.maximum.at(outside, halves_beside[some], apart[some])
-    start, end, piece = split_intervals(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
-    some = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
-    panels = Panels(start[some], end[some], piece[some])
+    displacement = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
+    for halves_beside in (edge_index - 1, edge_index):
+        is_valid = (halves_beside >= 0) & (halves_beside < count)
+        np.maximum.at(displacement, halves_beside[is_valid], loss_error[is_valid])
+    start, end, piece = split_intervals(pieces.lower, pieces.upper, cuts, np.concatenate([panels.piece, piece]))
+    is_valid = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
+    panels = Panels(start[is_valid], end[is_valid], piece[is_valid])
 
     def halves(panels: Panels) -> np.ndarray:
-        middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
+        middle = pieces.clip_inside((panels.start + panels.end) / 2, panels.piece)
         return np.searchsorted(level, pieces.loss(middle, panels.piece), side="right") - 1
 
-    half = halves(panels)
-    inside, left_out = (
-        (panels.at(where), still)
-        for where, still in (
-            ((half >= 0) & (half < count), _ACCURATE_STEEPNESS),
-            ((half < 0) | (half >= count), _COARSE_STEEPNESS),
+    half_cell = halves(panels)
+    inner_panels, outer_panels = (
+        (panels.select(where), max_steepness)
+        for where, max_steepness in (
+            ((half_cell >= 0) & (half_cell < count), _ACCURATE_STEEPNESS),
+            ((half_cell < 0) | (half_cell >= count), _COARSE_STEEPNESS),
         )
     )
-    rough = pieces.refined(*left_out)
-    outer, beside = halves(rough), pieces.masses(rough)[0]
-    panels = pieces.refined(*inside)
-    half = np.clip(halves(panels), 0, count - 1)
+    coarse_panels = pieces.refined(*outer_panels)
+    coarse_cells, coarse_mass = halves(coarse_panels), pieces.masses(coarse_panels)[0]
+    panels = pieces.refined(*inner_panels)
+    half_cell = np.clip(halves(panels), 0, count - 1)
     x, piece = panels.nodes, panels.piece[:, None]
     mass = panels.weights * pieces.p(x, piece)
-    start, width = edges.start[half], np.diff(level)[half]
-    over = pieces.loss(x, piece) - start[:, None]
-    within = np.clip(over, 0.0, 2 * width[:, None])
-    is_off = ~(np.abs(over - within) <= _PLACE_TOLERANCE * edges.step + 2 * outside[half, None]).all(1)
-    if (is_off & ~pieces.is_at_end(panels)).any():
+    start, width = edges.start[half_cell], np.diff(level)[half_cell]
+    excess = pieces.loss(x, piece) - start[:, None]
+    clipped = np.clip(excess, 0.0, 2 * width[:, None])
+    is_misplaced = ~(np.abs(excess - clipped) <= _PLACE_TOLERANCE * edges.step + 2 * displacement[half_cell, None]).all(
+        1
+    )
+    if (is_misplaced & ~pieces.is_at_end(panels)).any():
         raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
     # Next to the end of a piece levels are not looked for. A loss that is steep there may pass some of them: the mass
     # then is not known to be in any of their half cells, and may be in each.
-    astray = np.zeros(count + 2)
-    for panel, total in zip(np.flatnonzero(is_off), mass[is_off].sum(1), strict=True):
+    misplaced_mass = np.zeros(count + 2)
+    for panel, total in zip(np.flatnonzero(is_misplaced), mass[is_misplaced].sum(1), strict=True):
         points = np.concatenate([x[panel], [panels.start[panel], panels.end[panel]]])
-        passed = pieces.loss(points, piece[panel])
-        lowest, highest = np.searchsorted(level, [passed.min(), passed.max()])
-        astray[lowest : highest + 1] += total
-    p, gain = mass.sum(1), -(mass * np.expm1(-within)).sum(1)
-    p, gain = (np.bincount(half, column, count) for column in (p, gain))
-    p_error = astray[1:-1]
-    gain_error = p * outside + p_error * -np.expm1(-2 * np.diff(level))
-    below, above = (float(beside[where].sum()) for where in (outer < 0, outer >= count))
-    return _HalfCells(p, gain, p_error, gain_error, outside, below + astray[0], above + astray[-1])
+        passed_losses = pieces.loss(points, piece[panel])
+        lowest, highest = np.searchsorted(level, [passed_losses.min(), passed_losses.max()])
+        misplaced_mass[lowest : highest + 1] += total
+    p, gain = mass.sum(1), -(mass * np.expm1(-clipped)).sum(1)
+    p, gain = (np.bincount(half_cell, column, count) for column in (p, gain))
+    p_error = misplaced_mass[1:-1]
+    gain_error = p * displacement + p_error * -np.expm1(-2 * np.diff(level))
+    mass_below, mass_above = (float(coarse_mass[where].sum()) for where in (coarse_cells < 0, coarse_cells >= count))
+    return _HalfCells(
+        p, gain, p_error, gain_error, displacement, mass_below + misplaced_mass[0], mass_above + misplaced_mass[-1]
+    )
 
 
-def _sorted(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.minimum(one, other), np.maximum(one, other)
+def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.minimum(first, second), np.maximum(first, second)
 
 
 # Estimates, which choose the grid
 
 
-def rough_losses(whole: MonotoneLoss) -> PrivacyLossDistribution:
+def rough_losses(losses: MonotoneLoss) -> PrivacyLossDistribution:
     """Return outcomes that represent the loss roughly, far out in its tails too: estimates choose the grid by them."""
-    parts = [(whole.p, whole.q, whole.loss)]
+    columns = [(losses.p, losses.q, losses.loss)]
     with np.errstate(all="ignore"):
-        for pieces in whole.pieces:
+        for pieces in losses.pieces:
             panels = pieces.panels()
             if pieces.intervals is None:
                 p, q = pieces.masses(panels)
             else:
                 p, q = _masses_of_panels(pieces, panels)
             middle = pieces.loss((panels.start + panels.end) / 2, panels.piece)
-            some = (p > 0) & (q > 0)
-            loss = np.where(some, np.log(np.where(some, p, 1.0) / np.where(some, q, 1.0)), middle)
-            parts.append((p, q, np.where(np.isfinite(loss), loss, middle)))
-    p, q, loss = (np.concatenate(column) for column in zip(*parts, strict=True))
-    some = p > 0
-    return PrivacyLossDistribution(p[some], q[some], loss[some], 0 * p[some])
+            has_mass = (p > 0) & (q > 0)
+            loss = np.where(has_mass, np.log(np.where(has_mass, p, 1.0) / np.where(has_mass, q, 1.0)), middle)
+            columns.append((p, q, np.where(np.isfinite(loss), loss, middle)))
+    p, q, loss = (np.concatenate(column) for column in zip(*columns, strict=True))
+    has_mass = p > 0
+    return PrivacyLossDistribution(p[has_mass], q[has_mass], loss[has_mass], 0 * p[has_mass])
 
 
 def _masses_of_panels(pieces: MonotonePieces, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
-    many = len(panels.start) // len(pieces)
-    ends = np.concatenate([panels.start.reshape(-1, many), panels.end.reshape(-1, many)[:, -1:]], 1)
+    panel_count = len(panels.start) // len(pieces)
+    ends = np.concatenate([panels.start.reshape(-1, panel_count), panels.end.reshape(-1, panel_count)[:, -1:]], 1)
     number = np.arange(len(pieces))[:, None]
     level = pieces.loss(ends, number)
     falls = level[:, :1] > level[:, -1:]
     level = np.maximum.accumulate(np.where(falls, level[:, ::-1], level), 1)
     level[:, 0], level[:, -1] = -np.inf, np.inf
-    measured = cast(LossIntervals, pieces.intervals).measure(level.ravel(), np.repeat(pieces.number, many + 1))
-    masses = (np.append(mass, 0.0).reshape(-1, many + 1)[:, :-1] for mass in (measured.p, measured.q))
+    measured = cast(LossIntervals, pieces.intervals).measure(level.ravel(), np.repeat(pieces.number, panel_count + 1))
+    masses = (np.append(mass, 0.0).reshape(-1, panel_count + 1)[:, :-1] for mass in (measured.p, measured.q))
     return tuple(np.where(falls, mass[:, ::-1], mass).ravel() for mass in masses)  # type: ignore[return-value]
 
 
-def two_heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
+def two_heaviest_atoms(losses: MonotoneLoss) -> tuple[float, float, float]:
     """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
-    some = np.isfinite(whole.loss) & (whole.p > _MIN_ATOM)
-    if not some.any():
+    is_atom = np.isfinite(losses.loss) & (losses.p > _MIN_ATOM)
+    if not is_atom.any():
         return 0.0, 0.0, 0.0
-    p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
+    p, q, loss = (column[is_atom] for column in (losses.p, losses.q, losses.loss))
     heaviest, (distance,), (mass,) = heaviest_atoms(PrivacyLossDistribution(p, q, loss, 0 * p), p)
     return float(heaviest), abs(float(distance)) if mass > 0 else 0.0, float(mass)
 
 
-def different_atoms(whole: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
+def different_atoms(losses: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
     """Return the finite losses of the heaviest atoms, heaviest first, and their masses; equal losses are one."""
-    some = np.isfinite(whole.loss) & (whole.p > 0)
-    scale = float(np.abs(whole.loss[some]).max(initial=1e-300))
+    is_atom = np.isfinite(losses.loss) & (losses.p > 0)
+    scale = float(np.abs(losses.loss[is_atom]).max(initial=1e-300))
     _, first, number = np.unique(
-        np.round(whole.loss[some] / (scale * _SAME_LOSS)), return_index=True, return_inverse=True
+        np.round(losses.loss[is_atom] / (scale * _SAME_LOSS)), return_index=True, return_inverse=True
     )
-    p = np.bincount(number, whole.p[some], len(first))
+    p = np.bincount(number, losses.p[is_atom], len(first))
     heaviest = np.argsort(-p)[:_HEAVIEST_ATOMS]
-    return whole.loss[some][first[heaviest]], p[heaviest]
+    return losses.loss[is_atom][first[heaviest]], p[heaviest]
 
 
-def best_offset(whole: MonotoneLoss, step: float, rough: PrivacyLossDistribution | None = None) -> float:
+def best_offset(losses: MonotoneLoss, step: float, rough: PrivacyLossDistribution | None = None) -> float:
     """Return an offset that puts an atom on the grid, or else the mean loss of a group of losses.
 
     On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower. The
     group is that of the lowest losses, or of much mass within a step, by rough losses. A lone atom counts as the grid
     point below it, so that of the heaviest atoms, that one is on the grid for which others are least above grid points.
     """
-    if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
-        loss, p = different_atoms(whole)
-        place = (loss - loss[:_ATOMS_ON_GRID, None]) / step
-        above_grid = ((place - np.floor(place + _ON_GRID)) * p).sum(1)
+    if not losses.pieces or (np.isfinite(losses.loss) & (losses.p > 0)).any():
+        loss, p = different_atoms(losses)
+        position = (loss - loss[:_ATOMS_ON_GRID, None]) / step
+        above_grid = ((position - np.floor(position + _ON_GRID)) * p).sum(1)
         above_grid[1:] += _OFFSET_ABOVE  # The heaviest one, if that hardly matters.
         return float(loss[above_grid.argmin()]) if len(loss) else 0.0
-    lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
-    start = max(lowest, -np.inf if rough is None else _crowd(rough, step))
+    lowest = min(float(np.min(pieces.end_losses)) for pieces in losses.pieces)
+    start = max(lowest, -np.inf if rough is None else _crowded_loss(rough, step))
     levels = start + 3 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
     with np.errstate(all="ignore"):
-        p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)
+        p, q = np.sum([_masses_between_levels(pieces, levels) for pieces in losses.pieces], 0)
         mean = np.log(p / q)
-        beyond = levels[1:] - step / 2 - mean
-    known = np.isfinite(beyond)
-    if not (known & (beyond >= 0)).any():
-        return float(mean[known][-1]) if known.any() else lowest
-    after = int(np.argmax(known & (beyond >= 0)))
+        excess = levels[1:] - step / 2 - mean
+    is_known = np.isfinite(excess)
+    if not (is_known & (excess >= 0)).any():
+        return float(mean[is_known][-1]) if is_known.any() else lowest
+    after = int(np.argmax(is_known & (excess >= 0)))
     offset = mean[after]
-    if after > 0 and known[after - 1]:
-        share = beyond[after] / (beyond[after] - beyond[after - 1])
-        offset += share * (mean[after - 1] - mean[after])
+    if after > 0 and is_known[after - 1]:
+        fraction = excess[after] / (excess[after] - excess[after - 1])
+        offset += fraction * (mean[after - 1] - mean[after])
     # A mean slightly below the grid point is mended by a share of the next group, if there is one.
-    apart = _OFFSET_ABOVE if p[-1] - p[after] > 10 * _OFFSET_ABOVE * p[after] else -_OFFSET_BELOW
-    return float(offset + apart * step)
+    margin = _OFFSET_ABOVE if p[-1] - p[after] > 10 * _OFFSET_ABOVE * p[after] else -_OFFSET_BELOW
+    return float(offset + margin * step)
 
 
-def _crowd(rough: PrivacyLossDistribution, step: float) -> float:
+def _crowded_loss(rough: PrivacyLossDistribution, step: float) -> float:
     """Return a loss below the step that has the most mass, if that is much; else -inf."""
-    some = np.isfinite(rough.loss)
-    place, number = np.unique(np.floor(rough.loss[some] / step), return_inverse=True)
-    mass = np.bincount(number, rough.p[some])
-    return float((place[mass.argmax()] - 1) * step) if len(mass) and mass.max() > _MIN_CROWDED_MASS else -np.inf
+    is_finite = np.isfinite(rough.loss)
+    cell_index, number = np.unique(np.floor(rough.loss[is_finite] / step), return_inverse=True)
+    mass = np.bincount(number, rough.p[is_finite])
+    return float((cell_index[mass.argmax()] - 1) * step) if len(mass) and mass.max() > _MIN_CROWDED_MASS else -np.inf
 
 
-def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _masses_between_levels(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the masses with a loss between the first level and each of the others."""
     low = np.minimum(*pieces.end_losses)
-    some = np.flatnonzero(low <= levels[-1])
-    if not len(some):
+    numbers = np.flatnonzero(low <= levels[-1])
+    if not len(numbers):
         return np.zeros(len(levels) - 1), np.zeros(len(levels) - 1)
     if pieces.intervals is not None:
-        cuts = np.tile(levels, len(some))
-        masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[some], len(levels)))
+        cuts = np.tile(levels, len(numbers))
+        masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[numbers], len(levels)))
         sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (masses.p, masses.q)]
     else:
-        points = pieces.inverse(np.tile(levels, len(some)), np.repeat(some, len(levels)))[0].reshape(-1, len(levels))
+        points = pieces.inverse(np.tile(levels, len(numbers)), np.repeat(numbers, len(levels)))[0].reshape(
+            -1, len(levels)
+        )
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-        parts = max(_LEVEL_PANELS // len(some), 1)
-        shares = np.arange(parts + 1) / parts
-        ends = start[..., None] * (1 - shares) + end[..., None] * shares
-        panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(some, (len(levels) - 1) * parts))
-        sums = [mass.reshape(len(some), len(levels) - 1, parts).sum((0, 2)) for mass in pieces.masses(panels)]
+        panel_count = max(_LEVEL_PANELS // len(numbers), 1)
+        fractions = np.arange(panel_count + 1) / panel_count
+        ends = start[..., None] * (1 - fractions) + end[..., None] * fractions
+        panels = Panels(
+            ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(numbers, (len(levels) - 1) * panel_count)
+        )
+        sums = [mass.reshape(len(numbers), len(levels) - 1, panel_count).sum((0, 2)) for mass in pieces.masses(panels)]
     return tuple(np.cumsum(sums, 1))

@@ -32,7 +32,7 @@ from accountants.composition.brackets.cells import (
     split_monotone,
     two_heaviest_atoms,
 )
-from accountants.composition.brackets.masses import RATIO, Masses, above, below, dominating_masses
+from accountants.composition.brackets.masses import RATIO, Masses, dominating_masses, lower_masses, upper_masses
 from accountants.composition.brackets.sums import (
     BLOCK,
     ComposedBounds,
@@ -130,9 +130,9 @@ class GridBracket:
 
     def delta(self, epsilon: float) -> tuple[float, float]:
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        directions = self._estimated(lambda one: one.saddle(epsilon))
-        likely = math.exp(min(max(one.value for one in directions), 0.0))
-        return self._refined(directions, likely, None, _DeltaAt(epsilon), self.width)
+        directions = self._estimates(lambda direction: direction.saddle(epsilon))
+        likely_delta = math.exp(min(max(estimate.value for estimate in directions), 0.0))
+        return self._refine(directions, likely_delta, None, _DeltaAt(epsilon), self.width)
 
     def upper_delta(self, epsilon: float) -> float:
         """Return the upper end of the bracket of delta at eps."""
@@ -140,9 +140,9 @@ class GridBracket:
 
     def epsilon(self, delta: float) -> tuple[float, float]:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        directions = self._estimated(lambda one: one.guess(delta))
-        guess = max(one.value for one in directions)
-        return self._refined(directions, delta, guess, _EpsilonAt(delta), self.width)
+        directions = self._estimates(lambda direction: direction.saddle_of_delta(delta))
+        guess = max(estimate.value for estimate in directions)
+        return self._refine(directions, delta, guess, _EpsilonAt(delta), self.width)
 
     def upper_epsilon(self, delta: float) -> float:
         """Return the upper end of the bracket of eps at delta."""
@@ -154,27 +154,27 @@ class GridBracket:
 
         Both are those of the composed losses on a grid, which a coarse grid tells the eps of the highest line.
         """
-        directions = _CoarseDirections(self._estimated(lambda one: one.saddle_of_test(alpha)))
+        directions = _CoarseDirections(self._estimates(lambda direction: direction.saddle_of_test(alpha)))
         tangents = directions.tangents(alpha)
         # The highest line of one direction is that of all, if its delta is the largest one there.
-        best = [
+        highest = [
             (eps, is_flat)
             for one, eps, is_flat in tangents
             if directions.delta(one, eps) >= directions.upper_delta(eps) * (1 - _COARSE_RTOL)
         ]
-        if not best:  # It is where the profiles of two directions cross.
+        if not highest:  # It is where the profiles of two directions cross.
 
             def places(alpha: float, is_flat: bool) -> np.ndarray:
                 return points_around_tangent(directions.upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
 
             return curve_point(self.delta, places, alpha, largest_loss)
-        eps, is_flat = min(best[0][0], largest_loss), best[0][1]
+        eps, is_flat = min(highest[0][0], largest_loss), highest[0][1]
         # A steep line has a power, whose width is that of a smaller error.
         power = min(power_of_line(eps, directions.upper_delta(eps), alpha), 1.0)
         width = _POWER_WIDTH * (1.0 if is_flat else min(max((1 - power) / power, _MIN_POWER_SHARE), 1.0))
-        estimates = self._estimated(lambda one: one.saddle(eps))
-        likely = math.exp(min(max(one.value for one in estimates), 0.0))
-        low, high = self._refined(estimates, likely, None, _PowerAt(alpha, eps, is_flat), max(width, self.width))
+        estimates = self._estimates(lambda direction: direction.saddle(eps))
+        likely_delta = math.exp(min(max(estimate.value for estimate in estimates), 0.0))
+        low, high = self._refine(estimates, likely_delta, None, _PowerAt(alpha, eps, is_flat), max(width, self.width))
         if not is_flat:
             # Where the steep lines are not certain to be the highest ones, the error is at most alpha.
             return CurvePoint.of_power(min(low, 1 - alpha), high, alpha)
@@ -185,19 +185,19 @@ class GridBracket:
     def _terms(self) -> list[RepeatedReleases]:
         """Return the terms with all Gaussian noise as one release, and equal terms as one."""
         numeric = as_float64(self.guarantee)
-        gaussian, others = 0.0, []
+        gaussian, non_gaussian = 0.0, []
         for term in numeric.terms:
             if _is_gaussian(term):
                 gaussian += float(term.count) * float(term.pairs[0].shift / term.pairs[0].noise.sigma) ** 2
             else:
-                others.append(term)
+                non_gaussian.append(term)
         merged: list[RepeatedReleases] = []
-        for term in others:
-            same = next((k for k, known in enumerate(merged) if _is_same(known, term)), None)
-            if same is None:
+        for term in non_gaussian:
+            index = next((k for k, other_term in enumerate(merged) if _is_same(other_term, term)), None)
+            if index is None:
                 merged.append(term)
             else:
-                merged[same] = dataclasses.replace(term, count=merged[same].count + term.count)
+                merged[index] = dataclasses.replace(term, count=merged[index].count + term.count)
         if not math.isfinite(gaussian):
             return list(numeric.terms)
         if gaussian > 0:
@@ -214,39 +214,41 @@ class GridBracket:
         """Return the losses of every term, for each neighbour direction and each order of the pairs of a term."""
         orders = range(max(len(term.pairs) for term in self._terms))
 
-        def losses(term: RepeatedReleases, mirror: bool, first: int) -> _Term:
+        def direction_term(term: RepeatedReleases, mirror: bool, first: int) -> _Term:
             with np.errstate(all="ignore"):
-                every = [term.privacy_loss(pair) for pair in term.pairs]
-            split = [split_monotone(one.mirrored() if mirror else one) for one in every]
+                distributions = [term.privacy_loss(pair) for pair in term.pairs]
+            split = [
+                split_monotone(distribution.mirrored() if mirror else distribution) for distribution in distributions
+            ]
             error = self._error_of_merged(term) if _is_gaussian(term) else 0.0
             return _Term(split[first % len(split) :] + split[: first % len(split)], int(term.count), error)
 
         return [
-            _Direction([losses(term, mirror, k) for term in self._terms])
+            _Direction([direction_term(term, mirror, k) for term in self._terms])
             for mirror in self.guarantee.neighbour_directions
             for k in orders
         ]
 
-    def _estimated(self, estimate: Callable[[_Direction], tuple[Any, Any]]) -> list[_Estimate]:
+    def _estimates(self, estimate: Callable[[_Direction], tuple[Any, Any]]) -> list[_Estimate]:
         estimates = []
-        unknown = any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self._terms))
-        for direction in () if unknown else self._directions:
+        is_unknown = any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self._terms))
+        for direction in () if is_unknown else self._directions:
             with np.errstate(all="ignore"):
                 tilt, value = map(float, estimate(direction))
-            unknown = unknown or not (math.isfinite(tilt) and math.isfinite(value))
+            is_unknown = is_unknown or not (math.isfinite(tilt) and math.isfinite(value))
             estimates.append(_Estimate(direction, min(tilt, _MAX_TILT), value))
-        if unknown:
+        if is_unknown:
             raise NoGridError("epsilon, delta: no tilt was found for a bracket; parameters are out of reach")
         # The upper bound is that of all pairs, in any order: the worst first pair decides the tilt.
         orders = len(estimates) // len(self.guarantee.neighbour_directions)
         for start in range(0, len(estimates), orders):
-            worst = max(estimates[start : start + orders], key=lambda one: one.value)
+            worst = max(estimates[start : start + orders], key=lambda candidate: candidate.value)
             for each in estimates[start : start + orders]:
                 each.tilt, each.value = worst.tilt, worst.value
         return estimates
 
-    def _refined(
-        self, estimates: list[_Estimate], likely: float, size: float | None, bound: _Bound, width: float
+    def _refine(
+        self, estimates: list[_Estimate], likely_delta: float, size: float | None, bound: _Bound, width: float
     ) -> tuple[float, float]:
         """Return the bracket, refining the grid until its relative width is narrow.
 
@@ -255,51 +257,55 @@ class GridBracket:
         narrow.
         """
         low, high, finer = 0.0, 0.0, 1.0
-        for estimate in sorted(estimates, key=lambda one: -one.value):
+        for estimate in sorted(estimates, key=lambda candidate: -candidate.value):
             step = estimate.first_step(size) * math.sqrt(width / WIDTH)
             if high > 0.0:
-                if estimate.upper_bound(step * _OTHER_STEP_FACTOR, likely, bound) <= low:
+                if estimate.upper_bound(step * _OTHER_STEP_FACTOR, likely_delta, bound) <= low:
                     continue
-                top = estimate.upper_bound(step * finer, likely, bound)
+                top = estimate.upper_bound(step * finer, likely_delta, bound)
                 if math.isfinite(top) and top - high <= width * top and high - low <= _NARROW_WIDTH * high:
                     high = max(high, top)
                     continue
-            bottom, top, last = self._of_direction(estimate, step, likely, bound, width, is_of_epsilon=size is not None)
+            bottom, top, last = self._refine_direction(
+                estimate, step, likely_delta, bound, width, is_epsilon=size is not None
+            )
             low, high, finer = max(low, bottom), max(high, top), last / step
         return low, high
 
-    def _of_direction(
-        self, estimate: _Estimate, step: float, likely: float, bound: _Bound, width: float, *, is_of_epsilon: bool
+    def _refine_direction(
+        self, estimate: _Estimate, step: float, likely_delta: float, bound: _Bound, width: float, *, is_epsilon: bool
     ) -> tuple[float, float, float]:
         """Return (lower, upper) bounds of one direction, and the step of its last grid."""
-        low, high, step = self._at_a_step(estimate, step, likely, bound, (-1, 1))
+        low, high, step = self._bounds_at_feasible_step(estimate, step, likely_delta, bound, (-1, 1))
         if estimate.noise > _NOISY_WIDTH and high - low > width * high and estimate.count <= _MAX_DIRECT_COUNT:
-            bottom, top = self._directly(estimate, step, likely if is_of_epsilon else min(likely, high), bound)
+            bottom, top = self._bounds_of_direct_sums(
+                estimate, step, likely_delta if is_epsilon else min(likely_delta, high), bound
+            )
             low, high = max(low, bottom), min(high, top)
         if high - low > width * high and not isinstance(bound, _PowerAt):
-            low, high = estimate.bounds_of_tables(low, high, width, likely, bound)
-        last = math.inf
+            low, high = estimate.bounds_of_tables(low, high, width, likely_delta, bound)
+        last_gap = math.inf
         for _ in range(_MAX_REFINEMENTS):
             gap = high - low
             # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
             if (
                 not gap > max(width, _NOISE_FACTOR * estimate.noise) * high
-                or gap > 0.9 * last
-                or (low == 0.0 < last < math.inf)
+                or gap > 0.9 * last_gap
+                or (low == 0.0 < last_gap < math.inf)
             ):
                 break
             finest = _MIN_DIRECT_STEP_FACTOR if estimate.is_direct else _MIN_STEP_FACTOR
             finer = max(float(np.sqrt(0.7 * width * high / gap)), finest, estimate.points / _MAX_POINTS)
             if finer > _MAX_STEP_FACTOR or estimate.work > _MAX_WORK:
                 break
-            last = gap
-            likely = likely if is_of_epsilon else min(likely, high)
-            if is_of_epsilon and gap > _RETILT_WIDTH * high and math.isfinite(high) and not estimate.is_direct:
+            last_gap = gap
+            likely_delta = likely_delta if is_epsilon else min(likely_delta, high)
+            if is_epsilon and gap > _RETILT_WIDTH * high and math.isfinite(high) and not estimate.is_direct:
                 estimate.tilt = min(float(estimate.direction.saddle(max(low, high / 4))[0]), _MAX_TILT)
             refined = None
             while refined is None and finer <= _MAX_STEP_FACTOR:
                 try:
-                    refined = estimate.bounds(step * finer, likely, bound, (-1, 1))
+                    refined = estimate.bounds(step * finer, likely_delta, bound, (-1, 1))
                 except TooManyPointsError:
                     finer *= _STEP_GROWTH
             if refined is None:
@@ -310,13 +316,13 @@ class GridBracket:
         return low, high, step
 
     @staticmethod
-    def _at_a_step(
-        estimate: _Estimate, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]
+    def _bounds_at_feasible_step(
+        estimate: _Estimate, step: float, likely_delta: float, bound: _Bound, sides: tuple[int, ...]
     ) -> tuple[float, float, float]:
         """Return bounds from a grid of this step, or of a larger one if it has too many points; and the step."""
         for _ in range(_MAX_ENLARGEMENTS):
             try:
-                return *estimate.bounds(step, likely, bound, sides), step
+                return *estimate.bounds(step, likely_delta, bound, sides), step
             except NotRareError:
                 estimate.is_windowed = False
             except TooManyPointsError:
@@ -326,15 +332,17 @@ class GridBracket:
                 estimate.is_on_lattice = estimate.is_on_lattice and not is_lattice
                 step *= 1 if is_lattice or estimate.is_on_atoms else 4
                 estimate.is_on_atoms = False
-        return *estimate.bounds(step, likely, bound, sides), step
+        return *estimate.bounds(step, likely_delta, bound, sides), step
 
     @staticmethod
-    def _directly(estimate: _Estimate, step: float, likely: float, bound: _Bound) -> tuple[float, float]:
+    def _bounds_of_direct_sums(
+        estimate: _Estimate, step: float, likely_delta: float, bound: _Bound
+    ) -> tuple[float, float]:
         """Return the bracket by sums of positive terms, from now on, if they do not take too long."""
         tilt = estimate.tilt
         estimate.is_direct, estimate.tilt = True, 0.0
         try:
-            return estimate.bounds(step, likely, bound, (-1, 1))
+            return estimate.bounds(step, likely_delta, bound, (-1, 1))
         except TooManyPointsError:
             estimate.is_direct, estimate.tilt = False, tilt
             return 0.0, math.inf
@@ -344,8 +352,10 @@ class _CoarseDirections:
     """Upper bounds of delta of all directions on coarse grids, with a tilt for every eps that needs one of its own."""
 
     def __init__(self, estimates: list[_Estimate]) -> None:
-        self.likely = math.exp(max(one.value for one in estimates))
-        self.estimates = [one for one in estimates if one.value > math.log(self.likely) - _DECISIVE_LOG]
+        self.likely_delta = math.exp(max(estimate.value for estimate in estimates))
+        self.estimates = [
+            estimate for estimate in estimates if estimate.value > math.log(self.likely_delta) - _DECISIVE_LOG
+        ]
         self.totals: list[list[ComposedBounds]] = [[] for _ in self.estimates]
 
     def tangents(self, alpha: float) -> list[tuple[int, float, bool]]:
@@ -357,7 +367,9 @@ class _CoarseDirections:
     def _compose(self, number: int) -> None:
         estimate = self.estimates[number]
         step = _OTHER_STEP_FACTOR * estimate.first_step(None)
-        GridBracket._at_a_step(estimate, step, self.likely, _Kept(self.totals[number]), (1,))
+        GridBracket._bounds_at_feasible_step(
+            estimate, step, self.likely_delta, _CollectedSums(self.totals[number]), (1,)
+        )
 
     def delta(self, number: int, epsilon: float) -> float:
         """Return an upper bound of delta at eps of one direction."""
@@ -381,9 +393,12 @@ def _is_gaussian(term: RepeatedReleases) -> bool:
     return is_noise and type(pair.noise) is Gaussian and np.ndim(pair.shift) == 0
 
 
-def _is_same(one: RepeatedReleases, other: RepeatedReleases) -> bool:
-    (first, structure), (second, same) = (jax.tree.flatten(dataclasses.replace(term, count=0)) for term in (one, other))
-    return str(structure) == str(same) and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+def _is_same(first: RepeatedReleases, second: RepeatedReleases) -> bool:
+    """Return whether two terms have the same pairs, and so may have one count."""
+    (p, structure_p), (q, structure_q) = (
+        jax.tree.flatten(dataclasses.replace(term, count=0)) for term in (first, second)
+    )
+    return str(structure_p) == str(structure_q) and all(np.array_equal(a, b) for a, b in zip(p, q, strict=True))
 
 
 # Directions
@@ -404,8 +419,8 @@ class _Term:
     @cached_property
     def weight(self) -> int:
         """Return for how many points of sums a point of this term counts, by the time that it takes."""
-        known = [pieces.intervals is not None for loss in self.losses for pieces in loss.pieces]
-        return 1 if not known else _TAIL_POINT_COST if all(known) else _INTEGRAL_POINT_COST
+        has_tails = [pieces.intervals is not None for loss in self.losses for pieces in loss.pieces]
+        return 1 if not has_tails else _TAIL_POINT_COST if all(has_tails) else _INTEGRAL_POINT_COST
 
     @cached_property
     def atoms(self) -> tuple[float, float, float]:
@@ -421,12 +436,12 @@ class _Term:
             return offset, 0.0
         if not gap:
             return (offset, 0.0) if np.ptp(loss) == 0 else None
-        places = (loss - offset) / gap
-        if np.abs(places).max() > 1 << 20:
+        positions = (loss - offset) / gap
+        if np.abs(positions).max() > 1 << 20:
             return None
-        for parts in (1, 2):
-            if np.abs(parts * places - np.round(parts * places)).max() <= _ON_LATTICE * parts:
-                return offset, gap / parts
+        for divisor in (1, 2):
+            if np.abs(divisor * positions - np.round(divisor * positions)).max() <= _ON_LATTICE * divisor:
+                return offset, gap / divisor
         return None
 
 
@@ -437,16 +452,16 @@ class _Direction:
     terms: list[_Term]
 
     @cached_property
-    def repeated(self) -> LossTuple:
+    def repeated_losses(self) -> LossTuple:
         return tuple(RepeatedLoss(term.rough, np.float64(0.0), np.float64(term.count)) for term in self.terms)
 
     def saddle(self, epsilon: float) -> tuple[Any, Any]:
         """Return the tilt for an eps, and an estimate of log delta."""
-        c = self_composed.saddle_point(self.repeated, np.float64(epsilon))
+        c = self_composed.saddle_point(self.repeated_losses, np.float64(epsilon))
         if c <= _MAX_TILT:
-            return c, self_composed.approximate(self.repeated, c)[0]
+            return c, self_composed.approximate(self.repeated_losses, c)[0]
         # Next to the largest loss, or beyond it: the Chernoff bound.
-        return c, self_composed.cumulants(self.repeated, np.float64(_MAX_TILT))[0] - _MAX_TILT * epsilon
+        return c, self_composed.cumulants(self.repeated_losses, np.float64(_MAX_TILT))[0] - _MAX_TILT * epsilon
 
     def saddle_of_test(self, alpha: float) -> tuple[Real, Real]:
         """Return the tilt for the highest line at alpha, and an estimate of the log of the power.
@@ -455,44 +470,44 @@ class _Direction:
         The steep line is that of q = alpha, and the flat one that of p = 1 - alpha.
         """
         lines = []
-        infinite = float(self_composed.infinity_mass(self.repeated))
-        largest = float(sum(part.count * part.largest_loss(1) for part in self.repeated))
+        infinite = float(self_composed.infinity_mass(self.repeated_losses))
+        largest_sum = float(sum(term.count * term.largest_loss(1) for term in self.repeated_losses))
         for is_flat in (False, True):
 
             def log_mass(log_c: float, is_flat: bool = is_flat) -> float:
                 c = np.exp(log_c)
-                log_delta, eps, _ = self_composed.approximate(self.repeated, c)
+                log_delta, eps, _ = self_composed.approximate(self.repeated_losses, c)
                 return float(log_delta + (np.log1p(c) if is_flat else log_c - eps))
 
             low, high = math.log(_MIN_TILT), math.log(_MAX_TILT)
             # An atom at the largest loss may have more mass. Steeper tilts lose all others.
-            goal = max(math.log1p(-alpha) if is_flat else math.log(alpha), log_mass(high) + _LOG_ABOVE_ATOM)
-            is_inside = log_mass(low) > goal
-            c = math.exp(root(lambda x, _: log_mass(x) - goal, (), high, low, rtol=1e-4) if is_inside else low)  # noqa: B023
-            log_delta, eps, _ = map(float, self_composed.approximate(self.repeated, np.float64(c)))
+            target = max(math.log1p(-alpha) if is_flat else math.log(alpha), log_mass(high) + _LOG_ABOVE_ATOM)
+            has_root = log_mass(low) > target
+            c = math.exp(root(lambda x, _: log_mass(x) - target, (), high, low, rtol=1e-4) if has_root else low)  # noqa: B023
+            log_delta, eps, _ = map(float, self_composed.approximate(self.repeated_losses, np.float64(c)))
             if eps <= 0:
                 c, log_delta, eps = *map(float, self.saddle(0.0)), 0.0
             delta = math.exp(min(log_delta, 0.0))
             power = 1 - error_of_line(eps, delta, alpha) if is_flat else power_of_line(eps, delta, alpha)
             lines.append((power, c))
         power, c = min(lines)
-        power = min(power, power_of_line(largest, infinite, alpha))
+        power = min(power, power_of_line(largest_sum, infinite, alpha))
         return min(c, _MAX_TILT), math.log(min(max(power, alpha), 1.0))
 
-    def guess(self, delta: float) -> tuple[Real, Real]:
-        target = max(delta - float(self_composed.infinity_mass(self.repeated)), delta / 2)
-        c, eps = self_composed.saddle_point_of_delta(self.repeated, np.log(np.float64(target)))
+    def saddle_of_delta(self, delta: float) -> tuple[Real, Real]:
+        target = max(delta - float(self_composed.infinity_mass(self.repeated_losses)), delta / 2)
+        c, eps = self_composed.saddle_point_of_delta(self.repeated_losses, np.log(np.float64(target)))
         return c, np.maximum(eps, 0.0)
 
     @cached_property
     def lattice(self) -> float | None:
         """Return the step of a lattice of the losses of all terms, if there is one."""
         lattices = [term.lattice() for term in self.terms]
-        steps = [one[1] for one in lattices if one is not None]
+        steps = [lattice[1] for lattice in lattices if lattice is not None]
         if len(steps) < len(lattices) or not max(steps):
             return None
-        step = min(one for one in steps if one)
-        ratios = [one / step for one in steps]
+        step = min(lattice for lattice in steps if lattice)
+        ratios = [lattice / step for lattice in steps]
         return step if all(abs(ratio - round(ratio)) <= _ON_LATTICE for ratio in ratios) else None
 
     @cached_property
@@ -505,8 +520,10 @@ class _Direction:
         for gap in gaps.tolist():  # Euclid's algorithm, up to rounding errors.
             while gap > _ON_LATTICE * gaps.max():
                 step, gap = gap, abs(math.remainder(step, gap))
-        parts = gaps / step
-        is_lattice = parts.max() <= _MAX_LATTICE_PARTS and np.abs(parts - np.round(parts)).max() <= _ON_LATTICE
+        multiples = gaps / step
+        is_lattice = (
+            multiples.max() <= _MAX_LATTICE_PARTS and np.abs(multiples - np.round(multiples)).max() <= _ON_LATTICE
+        )
         return step if is_lattice else 0.0
 
     def step_on_atoms(self, step: float, coarsest: int, negligible: float) -> float:
@@ -518,20 +535,20 @@ class _Direction:
             return step
         while self.gap < coarsest * step:  # So fine a grid would have too many points.
             coarsest //= RATIO
-        least = math.ceil(self.gap / (coarsest * step))
-        parts = least + np.arange(min(_MAX_CHOICES, 1 + least // 2))
-        steps = self.gap / (coarsest * parts)
-        beside = np.zeros(len(parts))
+        least_divisor = math.ceil(self.gap / (coarsest * step))
+        divisors = least_divisor + np.arange(min(_MAX_CHOICES, 1 + least_divisor // 2))
+        steps = self.gap / (coarsest * divisors)
+        misfit = np.zeros(len(divisors))
         for term in self.terms:
             loss, p = different_atoms(term.losses[0])
-            place = (loss - term.atoms[0]) / (coarsest * steps[:, None])
-            beside += term.count * ((place - np.floor(place + _ON_LATTICE)) * p).sum(1) * coarsest * steps
-        return float(steps[int((beside <= max(negligible, float(beside.min()))).argmax())])
+            position = (loss - term.atoms[0]) / (coarsest * steps[:, None])
+            misfit += term.count * ((position - np.floor(position + _ON_LATTICE)) * p).sum(1) * coarsest * steps
+        return float(steps[int((misfit <= max(negligible, float(misfit.min()))).argmax())])
 
     @cached_property
     def gap(self) -> float:
-        every = [(term.count * term.atoms[2], term.atoms[1]) for term in self.terms]
-        return max(every)[1]
+        weighted_gaps = [(term.count * term.atoms[2], term.atoms[1]) for term in self.terms]
+        return max(weighted_gaps)[1]
 
 
 @dataclass
@@ -558,36 +575,36 @@ class _Estimate:
     def first_step(self, size: float | None) -> float:
         """Return a step that gives the relative width aimed at: of delta, or of an eps of this size."""
         c, terms = self.tilt, self.direction.terms
-        parts = [part.tilted(np.float64(c)) for part in self.direction.repeated]
-        variance = sum(float(part.variance) * term.count for part, term in zip(parts, terms, strict=True))
+        tilted = [part.tilted(np.float64(c)) for part in self.direction.repeated_losses]
+        variance = sum(float(part.variance) * term.count for part, term in zip(tilted, terms, strict=True))
         count = self.count
-        most = max(term.count for term in terms)
+        max_count = max(term.count for term in terms)
         self.size = size = 1 / c if size is None else max(size, _MIN_SIZE * math.sqrt(variance), 1e-12)
         step = math.sqrt(8 * _FIRST_WIDTH * size / ((1 + c) * count))
         losses = [(self._sorted(term)[0], term.weight) for term in terms]
-        reach = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
-        extent, lattice = _GRID_DEVIATIONS * math.sqrt(variance) + reach, self.direction.atom_lattice
+        weighted_extent = max((weight * float(np.ptp(loss)) for loss, weight in losses if len(loss)), default=0.0)
+        extent, lattice = _GRID_DEVIATIONS * math.sqrt(variance) + weighted_extent, self.direction.atom_lattice
         self.is_on_atoms = 0 < extent <= _MAX_LATTICE_POINTS * lattice
         self.is_staged = extent > _MIN_STAGED_POINTS * step and not self.is_on_atoms
         if self.is_on_atoms:  # What is between the atoms is little, so that few points suffice.
             return lattice
         if not self.is_staged:
             return min(max(step, 1e-14), _MAX_FIRST_STEP)
-        stages = stage_count(most)
+        stages = stage_count(max_count)
         step /= math.sqrt(1 + stages)
         if any(self._window(term, step, RATIO**stages, (-np.inf, np.inf)) for term in terms if stages):
             # A mixture has further losses on the last grid.
-            step *= math.sqrt((1 + stages) / (1 + stages + _MIXTURE_LOSSES * BLOCK**stages / most))
+            step *= math.sqrt((1 + stages) / (1 + stages + _MIXTURE_LOSSES * BLOCK**stages / max_count))
         return min(max(step, 1e-14), _MAX_FIRST_STEP)
 
-    def upper_bound(self, step: float, likely: float, bound: _Bound) -> float:
+    def upper_bound(self, step: float, likely_delta: float, bound: _Bound) -> float:
         """Return the upper bound on a grid of this step; inf if it has too many points."""
         try:
-            return self.bounds(step, likely, bound, (1,))[1]
+            return self.bounds(step, likely_delta, bound, (1,))[1]
         except TooManyPointsError:
             return math.inf
 
-    def bounds(self, step: float, likely: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
+    def bounds(self, step: float, likely_delta: float, bound: _Bound, sides: tuple[int, ...]) -> tuple[float, float]:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
         stages = stage_count(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
@@ -598,17 +615,17 @@ class _Estimate:
             step = lattice / max(math.ceil(lattice / step * (1 - _ON_LATTICE)), 1)
         elif direction.gap:  # The two heaviest atoms and their midpoint can be on all grids.
             step = direction.step_on_atoms(step, RATIO**stages, _FIRST_WIDTH * self.size)
-        most = max(term.count for term in direction.terms)
-        several = [self._masses(term, step, stages, most, likely, sides) for term in direction.terms]
+        max_count = max(term.count for term in direction.terms)
+        masses_of_terms = [self._masses(term, step, stages, max_count, likely_delta, sides) for term in direction.terms]
         answers = {}
         self.points = sum(
-            len(masses[1].mass) * term.weight for term, masses in zip(direction.terms, several, strict=True)
+            len(masses[1].mass) * term.weight for term, masses in zip(direction.terms, masses_of_terms, strict=True)
         )
         for side in sides:
-            parts = [masses[side] for masses in several]
+            parts = [masses[side] for masses in masses_of_terms]
             if self.is_direct:
-                total = compose_directly(parts, step, _LEFT_OUT_MASS * likely, side, stages)
-                self.points = max(self.points, _DIRECT_POINT_COST * max(len(part.mass) for part in parts))
+                total = compose_directly(parts, step, _LEFT_OUT_MASS * likely_delta, side, stages)
+                self.points = max(self.points, _DIRECT_POINT_COST * max(len(entry.mass) for entry in parts))
             else:
                 # On a coarse grid a steeper tilt leaves almost no mass of a contraction.
                 tilt = min(self.tilt, _MAX_TILTED_STEP / (step * RATIO**stages)) if stages else self.tilt
@@ -620,24 +637,27 @@ class _Estimate:
         return answers.get(-1, 0.0), answers[1]
 
     def bounds_of_tables(
-        self, low: float, high: float, width: float, likely: float, bound: _Bound
+        self, low: float, high: float, width: float, likely_delta: float, bound: _Bound
     ) -> tuple[float, float]:
         """Return narrower bounds of losses that all are atoms, by their spread; the same ones for others."""
         terms = self.direction.terms
-        tables = [Table.of(term.losses[0], term.count, self._reach(term, _LEFT_OUT_MASS * likely)) for term in terms]
-        known = [table for table in tables if table is not None]
-        if len(known) < len(tables):
+        tables = [
+            Table.from_losses(term.losses[0], term.count, self._reach(term, _LEFT_OUT_MASS * likely_delta))
+            for term in terms
+        ]
+        present = [table for table in tables if table is not None]
+        if len(present) < len(tables):
             return low, high
         # The bump has the integral rho^2 sqrt(2) asinh(2 r/rho), rho^2 is about k h^2/4, and r is k h.
         bump = math.sqrt(2) / 4 * self.count * math.asinh(4 * math.sqrt(self.count))
-        finest = max(max(table.width for table in known) / _MAX_TABLE_POINTS, 1e-14)
+        finest = max(max(table.width for table in present) / _MAX_TABLE_POINTS, 1e-14)
         step = max(math.sqrt(width * self.size / ((1 + self.tilt) * bump)), finest)
         is_alone = len(terms) == 1 and len(terms[0].losses) == 1
         for _ in range(_MAX_REFINEMENTS):
             with suppress(TooManyPointsError):
-                low = max(low, bound(lower_sum(known, step, self.tilt), -1, self.value))
+                low = max(low, bound(lower_sum(present, step, self.tilt), -1, self.value))
                 if is_alone and high - low > width * high:
-                    total = upper_sum(known[0], step, self.tilt, bound.place(self.value))
+                    total = upper_sum(present[0], step, self.tilt, bound.target_epsilon(self.value))
                     high = min(high, bound(total, 1, self.value))
             if high - low <= width * high or step <= finest:
                 break
@@ -645,39 +665,41 @@ class _Estimate:
         return low, high
 
     def _masses(
-        self, term: _Term, step: float, stages: int, most: int, likely: float, sides: tuple[int, ...]
+        self, term: _Term, step: float, stages: int, max_count: int, likely_delta: float, sides: tuple[int, ...]
     ) -> dict[int, Masses]:
         """Return the masses of a term, which few reports enter at a later stage on its coarser grid."""
         stage = 0
-        while stage < stages and term.count * BLOCK ** (stage + 1) <= most:
+        while stage < stages and term.count * BLOCK ** (stage + 1) <= max_count:
             stage += 1
         step = step * RATIO**stage
-        first, *others = term.losses
-        reach = self._reach(term, _LEFT_OUT_MASS * likely)
+        first, *further_losses = term.losses
+        reach = self._reach(term, _LEFT_OUT_MASS * likely_delta)
         ratio = RATIO ** (stages - stage)
-        window = self._window(term, step, ratio, reach) if ratio > 1 and not others and not self.is_direct else None
+        window = (
+            self._window(term, step, ratio, reach) if ratio > 1 and not further_losses and not self.is_direct else None
+        )
         offset = best_offset(first, step, term.rough)
         if window:
             # The lowest losses are in balance on the coarse grid too, of which a share of the next group is taken.
             offset += step * math.ceil((best_offset(first, step * ratio, term.rough) - offset) / step)
         cells = [
-            cells_on_grid(one, step, offset=offset, reach=reach, window=window, ratio=ratio if window else 1)
-            for one in term.losses
+            cells_on_grid(losses, step, offset=offset, reach=reach, window=window, ratio=ratio if window else 1)
+            for losses in term.losses
         ]
         masses = {}
         if -1 in sides:
-            lowest = below(cells[0], step, term.count)
+            lowest = lower_masses(cells[0], step, term.count)
             masses[-1] = dataclasses.replace(lowest, stage=stage, offset=lowest.offset - term.error)
-        upper = [above(one, step, term.count) for one in cells]
-        whole = upper[0] if len(upper) == 1 else dominating_masses(upper, step)
-        masses[1] = dataclasses.replace(whole, stage=stage, offset=whole.offset + term.error)
+        upper_bounds = [upper_masses(losses, step, term.count) for losses in cells]
+        upper_bound = upper_bounds[0] if len(upper_bounds) == 1 else dominating_masses(upper_bounds, step)
+        masses[1] = dataclasses.replace(upper_bound, stage=stage, offset=upper_bound.offset + term.error)
         return masses
 
     def _sorted(self, term: _Term) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return finite rough losses, increasing, with their masses, and masses tilted to a sum of 1."""
-        some = np.isfinite(term.rough.loss)
-        order = np.argsort(term.rough.loss[some])
-        loss, p = term.rough.loss[some][order], term.rough.p[some][order]
+        is_finite = np.isfinite(term.rough.loss)
+        order = np.argsort(term.rough.loss[is_finite])
+        loss, p = term.rough.loss[is_finite][order], term.rough.p[is_finite][order]
         with np.errstate(all="ignore"):
             logs = np.log(p) + self.tilt * loss
             tilted = np.exp(logs - logs.max(initial=-np.inf))
@@ -688,15 +710,15 @@ class _Estimate:
         loss, p, _ = self._sorted(term)
         if not len(loss) or len(term.losses) > 1:
             return -np.inf, np.inf
-        high = np.cumsum(p[::-1])[::-1] * term.count > left_out
+        is_needed_above = np.cumsum(p[::-1])[::-1] * term.count > left_out
         # What is below the lowest loss of the grid counts there, and is tilted accordingly.
         with np.errstate(divide="ignore"):
-            below_there = np.log(np.cumsum(p)) + self.tilt * loss
+            log_tail_below = np.log(np.cumsum(p)) + self.tilt * loss
             logs = np.log(p) + self.tilt * loss
         log_total = logs.max() + math.log(np.exp(logs - logs.max()).sum())
-        low = below_there - log_total + math.log(term.count) > 1.5 * math.log(_LEFT_OUT_MASS)
-        stop = min(int(high.sum()), len(loss) - 1)
-        start = max(int((~low).sum()) - 1, 0)
+        is_needed_below = log_tail_below - log_total + math.log(term.count) > 1.5 * math.log(_LEFT_OUT_MASS)
+        stop = min(int(is_needed_above.sum()), len(loss) - 1)
+        start = max(int((~is_needed_below).sum()) - 1, 0)
         return (float(loss[start]) if start > 0 else -np.inf), (float(loss[stop]) if stop < len(loss) - 1 else np.inf)
 
     def _window(self, term: _Term, step: float, ratio: int, reach: tuple[float, float]) -> tuple[float, float] | None:
@@ -704,15 +726,15 @@ class _Estimate:
         loss, _, tilted = self._sorted(term)
         if not len(loss) or not self.is_windowed:
             return None
-        up, down = np.cumsum(tilted), np.cumsum(tilted[::-1])[::-1]
+        mass_below, mass_above = np.cumsum(tilted), np.cumsum(tilted[::-1])[::-1]
         low, high = float(loss[0]), float(loss[-1])
-        for rare in _RARE:
-            if rare == _RARE[0] or high - low > _LARGE_WINDOW * step:
-                allowed = rare / term.count / 2
-                start, stop = int(np.searchsorted(up, allowed)), int((down > allowed).sum())
+        for rare_count in _RARE:
+            if rare_count == _RARE[0] or high - low > _LARGE_WINDOW * step:
+                allowed = rare_count / term.count / 2
+                start, stop = int(np.searchsorted(mass_below, allowed)), int((mass_above > allowed).sum())
                 low, high = float(loss[max(start - 1, 0)]), float(loss[min(stop, len(loss) - 1)])
-        whole = min(reach[1], float(loss[-1])) - max(reach[0], float(loss[0]))
-        if whole < _WINDOW_MIN_POINTS * step or high - low > whole / _WINDOW_MIN_RATIO:
+        full_extent = min(reach[1], float(loss[-1])) - max(reach[0], float(loss[0]))
+        if full_extent < _WINDOW_MIN_POINTS * step or high - low > full_extent / _WINDOW_MIN_RATIO:
             return None
         return low - ratio * step, high + ratio * step
 
@@ -728,7 +750,7 @@ class _Bound(Protocol):
     def noise(self, total: ComposedBounds, answer: float) -> float:
         """Return about the relative error of an answer by errors of transforms and by what wraps around."""
 
-    def place(self, guess: float) -> float:
+    def target_epsilon(self, guess: float) -> float:
         """Return the eps in question, or about that."""
 
 
@@ -742,7 +764,7 @@ class _DeltaAt:
     def noise(self, total: ComposedBounds, answer: float) -> float:
         return total.noise(self.epsilon)
 
-    def place(self, guess: float) -> float:
+    def target_epsilon(self, guess: float) -> float:
         return self.epsilon
 
 
@@ -752,22 +774,22 @@ class _EpsilonAt:
 
     def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
         """Return an eps at which a bound of delta meets the target, rounded to its side."""
-        near = total.epsilon_near(self.delta)
-        if near is None and total.infinite > self.delta:
+        start = total.estimate_epsilon(self.delta)
+        if start is None and total.infinite > self.delta:
             return math.inf if side > 0 or total.delta(_MAX_EPSILON, side) > self.delta else 0.0
-        guess = guess if near is None else near
-        return _least_of(lambda eps: total.delta(eps, side), side, self.delta, guess)
+        guess = guess if start is None else start
+        return _least_epsilon(lambda eps: total.delta(eps, side), side, self.delta, guess)
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         # The log of delta falls about as fast as the tilt says.
         return total.noise(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
 
-    def place(self, guess: float) -> float:
+    def target_epsilon(self, guess: float) -> float:
         return guess
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CollectedSums:
     """The sums themselves."""
 
     totals: list[ComposedBounds]
@@ -779,7 +801,7 @@ class _Kept:
     def noise(self, total: ComposedBounds, answer: float) -> float:
         return 0.0
 
-    def place(self, guess: float) -> float:
+    def target_epsilon(self, guess: float) -> float:
         return guess
 
 
@@ -809,39 +831,39 @@ class _PowerAt:
         whole = 1 - self.alpha - delta if self.is_flat else answer
         return total.noise(self.epsilon) * delta / whole if whole > 0 else 0.0
 
-    def place(self, guess: float) -> float:
+    def target_epsilon(self, guess: float) -> float:
         return self.epsilon
 
 
-def _least_of(delta_at: Callable[[float], float], side: int, target: float, guess: float) -> float:
+def _least_epsilon(delta: Callable[[float], float], side: int, target: float, guess: float) -> float:
     """Return an eps, searched from a guess, at which a bound of delta meets the target, rounded to its side."""
 
     def feasible(eps: float) -> bool:
-        return delta_at(eps) <= target if side > 0 else delta_at(eps) > target
+        return delta(eps) <= target if side > 0 else delta(eps) > target
 
     if guess > 0:
         # Delta is nearly exponential; the guess does not know the errors.
-        at_guess, further = (math.log(max(delta_at(eps), 1e-320)) for eps in (guess, guess * (1 + _SLOPE_STEP)))
-        off, slope = at_guess - math.log(target), (at_guess - further) / (guess * _SLOPE_STEP)
-        near = guess + off / slope if abs(off) < 0.1 * guess * slope else guess
+        log_delta, log_delta_further = (math.log(max(delta(eps), 1e-320)) for eps in (guess, guess * (1 + _SLOPE_STEP)))
+        log_excess, slope = log_delta - math.log(target), (log_delta - log_delta_further) / (guess * _SLOPE_STEP)
+        start = guess + log_excess / slope if abs(log_excess) < 0.1 * guess * slope else guess
         for margin in _MARGINS[:4]:
-            eps = near * (1 + margin * side) if near > 0 else guess
+            eps = start * (1 + margin * side) if start > 0 else guess
             if feasible(eps):
-                if abs(off) < 1e-6:
+                if abs(log_excess) < 1e-6:
                     return float(eps)
                 break
     low, high = None, max(guess, 1e-3)
-    shares = chain(_SEARCH_STEPS, repeat(0.25))
-    while delta_at(high) > target:
-        low, high = high, (1 + next(shares)) * high
+    growths = chain(_SEARCH_STEPS, repeat(0.25))
+    while delta(high) > target:
+        low, high = high, (1 + next(growths)) * high
         if high > _MAX_EPSILON:
             return math.inf if side > 0 else low
     if low is None:
-        tried = (high * (1 - share) for share in (*_SEARCH_STEPS, 0.5, 1.0))
-        low = next((eps for eps in tried if delta_at(eps) > target), None)
+        candidates = (high * (1 - growth) for growth in (*_SEARCH_STEPS, 0.5, 1.0))
+        low = next((eps for eps in candidates if delta(eps) > target), None)
     if low is None:
         return 0.0
-    found = root(lambda eps, _: np.log(max(delta_at(eps), 1e-320) / target), (), high, low, rtol=1e-11)
+    solution = root(lambda eps, _: np.log(max(delta(eps), 1e-320) / target), (), high, low, rtol=1e-11)
     with suppress(NotPrivateError):  # Next to the least float delta falls in jumps.
-        return first_feasible((float(found * (1 + margin * side)) for margin in _MARGINS), feasible)
+        return first_feasible((float(solution * (1 + margin * side)) for margin in _MARGINS), feasible)
     return math.inf if side > 0 else 0.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.brackets.cells import Cells, reduced
+from accountants.composition.brackets.cells import Cells, less_errors
 from accountants.composition.interpolation import masses_of_profile, profile_on_grid
 from accountants.loss_intervals import LOSS_UNITS, UNIT
 from dpkernels.proven import proven
@@ -42,26 +42,26 @@ class Masses:
 
 
 @proven("brackets#proof-of-2-above")
-def above(cells: Cells, step: float, count: int) -> Masses:
+def upper_masses(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at least that of the cells."""
-    outside = cells.outside + np.zeros(cells.p.shape)
-    p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error + cells.p * outside)
+    displacement = cells.displacement + np.zeros(cells.p.shape)
+    p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error + cells.p * displacement)
     mass, error = spread(p, gain, step), _error(cells, step)
-    if outside.max(initial=0.0) < step:
-        mass = raised(mass, outside.max(1), step)
+    if displacement.max(initial=0.0) < step:
+        mass = raised(mass, displacement.max(1), step)
     else:  # On so fine a grid all losses are raised.
-        error += float(outside.max())
+        error += float(displacement.max())
     tail, offset = None, cells.offset + error
     if cells.tail is None:
-        mass[0] += cells.below
+        mass[0] += cells.mass_below
     else:
-        tail = above(cells.tail, cells.ratio * step, count)
-        tail.mass[0] += cells.below
+        tail = upper_masses(cells.tail, cells.ratio * step, count)
+        tail.mass[0] += cells.mass_below
         offset = max(offset, tail.offset)  # Both grids have one offset.
-    wider = 1 + cells.mass_error
+    factor = 1 + cells.mass_error
     # Rounding of a loss may move mass either way: all losses are raised by its bound.
-    infinite = cells.infinite * wider + cells.beyond
-    return Masses(mass * wider, cells.first, offset, infinite, count, 0, tail, cells.ratio)
+    infinite = cells.infinite * factor + cells.neglected
+    return Masses(mass * factor, cells.first, offset, infinite, count, 0, tail, cells.ratio)
 
 
 def _sum(halves: np.ndarray) -> np.ndarray:
@@ -70,17 +70,17 @@ def _sum(halves: np.ndarray) -> np.ndarray:
 
 def spread(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) -> np.ndarray:
     """Return the masses at grid points of cells split between their ends."""
-    up = np.clip(gain / -np.expm1(-step), 0.0, p)
-    return np.append(p - up, 0.0) + np.append(0.0, up * growth)
+    moved = np.clip(gain / -np.expm1(-step), 0.0, p)
+    return np.append(p - moved, 0.0) + np.append(0.0, moved * growth)
 
 
-def raised(mass: np.ndarray, by: np.ndarray, step: float) -> np.ndarray:
+def raised(mass: np.ndarray, rises: np.ndarray, step: float) -> np.ndarray:
     """Return the masses with losses that are raised, by less than a step, then spread.
 
     A loss is raised by the larger number of both cells next to it.
     """
-    up = mass * (np.expm1(-np.maximum(np.append(by, 0.0), np.append(0.0, by))) / np.expm1(-step))
-    return np.append(mass - up, 0.0) + np.append(0.0, up)
+    moved = mass * (np.expm1(-np.maximum(np.append(rises, 0.0), np.append(0.0, rises))) / np.expm1(-step))
+    return np.append(mass - moved, 0.0) + np.append(0.0, moved)
 
 
 def _error(cells: Cells, step: float) -> float:
@@ -92,14 +92,14 @@ def _error(cells: Cells, step: float) -> float:
 
 
 @proven("brackets#proof-of-3-below")
-def below(cells: Cells, step: float, count: int) -> Masses:
+def lower_masses(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at most that of the cells: groups around grid points, with at least their loss."""
-    p, gain = cells.lower or reduced(cells.p, cells.gain, cells.p_error, cells.gain_error)
+    p, gain = cells.lower or less_errors(cells.p, cells.gain, cells.p_error, cells.gain_error)
     gain = np.minimum(gain, -np.expm1(-step) * p)
-    error, narrower = _error(cells, step), max(1 - cells.mass_error, 0.0)
-    tail = None if cells.tail is None else below(cells.tail, cells.ratio * step, count)
-    mass = contracted(p, gain, step) * narrower
-    return Masses(mass, cells.first, cells.offset - error, cells.infinite * narrower, count, 0, tail, cells.ratio)
+    error, factor = _error(cells, step), max(1 - cells.mass_error, 0.0)
+    tail = None if cells.tail is None else lower_masses(cells.tail, cells.ratio * step, count)
+    mass = contracted(p, gain, step) * factor
+    return Masses(mass, cells.first, cells.offset - error, cells.infinite * factor, count, 0, tail, cells.ratio)
 
 
 @proven("brackets#proof-of-3-below")
@@ -116,30 +116,30 @@ def contracted(
     If it is linear, means are those of the loss l itself: the gain of mass p of a half cell is p (l - k h), and its
     cost p ((k + 1) h - l).
     """
-    grown, down = 1.0 if is_linear else np.exp(step), 1 / growth
+    raising, lowering = 1.0 if is_linear else np.exp(step), 1 / growth
     rise, fall = (step, step) if is_linear else (np.expm1(step), -np.expm1(-step))
-    cost = np.maximum(p * rise - gain * grown, 0.0) * growth
+    cost = np.maximum(p * rise - gain * raising, 0.0) * growth
     # Where there is nothing below that a group could take, as next to the lowest loss, lower halves move as well.
     supply = _MAX_SHARE_FROM_BELOW / 2 * rise * growth * np.append(0.0, _sum(p)[:-1])
-    spare = gain[:, 0] - np.append(0.0, cost[:-1, 1]) - supply
-    up = np.maximum(spare, 0.0) / np.maximum(gain[:, 0], 1e-300)
+    spare_gain = gain[:, 0] - np.append(0.0, cost[:-1, 1]) - supply
+    moved_share = np.maximum(spare_gain, 0.0) / np.maximum(gain[:, 0], 1e-300)
     (p_low, p_high), (gain_low, gain_high), (_, cost_high) = (
-        (column[:, 0] * (1 - up), column[:, 1] + column[:, 0] * up) for column in (p, gain, cost)
+        (column[:, 0] * (1 - moved_share), column[:, 1] + column[:, 0] * moved_share) for column in (p, gain, cost)
     )
     lower, upper, gains, costs = (
         *(np.append(p_low, 0.0), np.append(0.0, p_high)),
         *(np.append(gain_low, 0.0), np.append(0.0, cost_high)),
     )
     # What of the upper halves can move, if shares of the lower halves above may be taken.
-    gains_below = (fall * lower + gains / grown) * down
+    gains_below = (fall * lower + gains / raising) * lowering
     allowed = gains + _MAX_SHARE_FROM_ABOVE * np.append(gains_below[1:], 0.0)
     moves = np.minimum(allowed / np.maximum(costs, 1e-300), 1.0)
     stays = np.append((1 - moves[1:]), 0.0)
     mass = lower + upper * moves * growth + np.append(p_high, 0.0) * stays
     net = gains + np.append(gain_high, 0.0) * stays - costs * moves
     # The gain, at the grid point below or above, of all mass of a group; and the share of it that is taken there.
-    at_below, at_above = fall * mass + net / grown, rise * mass - net * grown
-    from_above = np.maximum(-net, 0.0) / np.maximum(np.append(at_below[1:], 0.0) * down, 1e-300)
+    at_below, at_above = fall * mass + net / raising, rise * mass - net * raising
+    from_above = np.maximum(-net, 0.0) / np.maximum(np.append(at_below[1:], 0.0) * lowering, 1e-300)
     from_above = np.minimum(from_above, 0.5)
 
     def from_below(net: np.ndarray) -> np.ndarray:
@@ -147,28 +147,32 @@ def contracted(
         return np.minimum(shares, _MAX_SHARE_FROM_BELOW) * (np.append(0.0, mass[:-1]) > 0)
 
     # A group of which shares are taken needs less.
-    left = 1 - np.append(from_below(net)[1:], 0.0) - np.append(0.0, from_above[:-1])
-    taken = from_below(net * left)
-    left = 1 - np.append(taken[1:], 0.0) - np.append(0.0, from_above[:-1])
-    return mass * left + from_above * np.append(mass[1:], 0.0) * down + taken * np.append(0.0, mass[:-1]) * growth
+    remaining = 1 - np.append(from_below(net)[1:], 0.0) - np.append(0.0, from_above[:-1])
+    taken_share = from_below(net * remaining)
+    remaining = 1 - np.append(taken_share[1:], 0.0) - np.append(0.0, from_above[:-1])
+    return (
+        mass * remaining
+        + from_above * np.append(mass[1:], 0.0) * lowering
+        + taken_share * np.append(0.0, mass[:-1]) * growth
+    )
 
 
 @proven("brackets#proof-of-4-several-pairs")
-def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
+def dominating_masses(bounds: Sequence[Masses], step: float) -> Masses:
     """Return a pair whose profile is at least each of several: their maximum on one grid, between chords in e^eps."""
-    first = min(part.first for part in several)
-    size = max(part.first + len(part.mass) for part in several) - first + 1
+    first = min(bound.first for bound in bounds)
+    size = max(bound.first + len(bound.mass) for bound in bounds) - first + 1
     profiles = []
-    for part in several:
-        start = part.first - first + 1
-        p = np.pad(part.mass, (start, size - start - len(part.mass)))
-        profiles.append(part.infinite + profile_on_grid(p[::-1], step))
-    delta, infinite = np.max(profiles, axis=0), max(part.infinite for part in several)
+    for bound in bounds:
+        start = bound.first - first + 1
+        p = np.pad(bound.mass, (start, size - start - len(bound.mass)))
+        profiles.append(bound.infinite + profile_on_grid(p[::-1], step))
+    delta, infinite = np.max(profiles, axis=0), max(bound.infinite for bound in bounds)
     delta[0] = infinite
     mass = np.maximum(masses_of_profile(delta, step)[-2::-1], 0.0)
     # A sum of positive terms has an error of at most one unit a term.
     mass = mass * (1 + _MASS_ERROR + 8 * UNIT * size) + UNIT * delta[-1] * 8
-    return Masses(mass, first, max(part.offset for part in several), infinite, several[0].count)
+    return Masses(mass, first, max(bound.offset for bound in bounds), infinite, bounds[0].count)
 
 
 # Coarser grids
@@ -182,15 +186,17 @@ def coarsened(
 
     Both keep the mean of p/q = e^l, or, if it is linear, that of l.
     """
-    before, start = first % ratio, first // ratio
-    cells = np.pad(g, (before, -(before + len(g)) % ratio)).reshape(-1, ratio)
+    padding, start = first % ratio, first // ratio
+    cells = np.pad(g, (padding, -(padding + len(g)) % ratio)).reshape(-1, ratio)
     above_start = step * np.arange(ratio)
     mass, growth = np.exp(-tilt * above_start), np.exp(tilt * step * ratio)
-    gain, whole = (above_start, ratio * step) if is_linear else (-np.expm1(-above_start), -np.expm1(-ratio * step))
+    gain, full_gain = (above_start, ratio * step) if is_linear else (-np.expm1(-above_start), -np.expm1(-ratio * step))
     if side > 0:
-        up = gain / whole
-        return np.append(cells @ (mass * (1 - up)), 0.0) + np.append(0.0, cells @ (mass * up * growth)), start
+        moved_share = gain / full_gain
+        return np.append(cells @ (mass * (1 - moved_share)), 0.0) + np.append(
+            0.0, cells @ (mass * moved_share * growth)
+        ), start
     # Of an odd number of points none is in the middle.
-    half = (np.arange(ratio)[:, None] > ratio / 2) == np.array([False, True])
-    p, gains = cells @ (mass[:, None] * half), cells @ ((mass * gain)[:, None] * half)
+    is_half = (np.arange(ratio)[:, None] > ratio / 2) == np.array([False, True])
+    p, gains = cells @ (mass[:, None] * is_half), cells @ ((mass * gain)[:, None] * is_half)
     return contracted(p, gains, ratio * step, growth, is_linear=is_linear), start

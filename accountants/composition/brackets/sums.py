@@ -71,12 +71,12 @@ class ComposedBounds:
     log_scale: float  # The log of the sum of e^(c S) p(S).
     infinite: float  # 1 - prod (1 - m)^n.
     error: float  # A bound on the 2-norm of the error of g.
-    outside: float  # A bound on the tilted mass that is beyond the grid, or at any wrong place.
+    misplaced: float  # A bound on the tilted mass that is beyond the grid, or at any wrong place.
     rounding: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
-    parts: float = 0.0  # The largest absolute value of the numbers whose sums the losses are.
+    largest_addend: float = 0.0  # The largest absolute value of the numbers whose sums the losses are.
 
     def loss_error(self, epsilon: float) -> float:
-        return 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.parts)
+        return 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.largest_addend)
 
     def nudged(self, epsilon: float, side: int) -> float:
         """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
@@ -92,11 +92,11 @@ class ComposedBounds:
         weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:stop]).sum()
-        rounding = self.rounding + 4 * UNIT * c * (abs(epsilon) + self.parts)
-        value += side * (self.error * norm(weight) + self.outside * peak + rounding * value)
+        rounding = self.rounding + 4 * UNIT * c * (abs(epsilon) + self.largest_addend)
+        value += side * (self.error * norm(weight) + self.misplaced * peak + rounding * value)
         if side > 0 and stop < len(self.loss):  # Weights that are negligible.
-            beyond = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
-            value += math.exp(-_NEGLIGIBLE_EXPONENT) * beyond
+            remaining = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
+            value += math.exp(-_NEGLIGIBLE_EXPONENT) * remaining
         exponent = self.log_scale - c * epsilon
         if exponent > _MAX_EXPONENT and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
@@ -111,7 +111,7 @@ class ComposedBounds:
 
     def noise(self, epsilon: float) -> float:
         """Return the error of delta at eps that does not depend on the step, relative to delta."""
-        bare = replace(self, error=0.0, outside=0.0, rounding=0.0).delta(epsilon, 1)
+        bare = replace(self, error=0.0, misplaced=0.0, rounding=0.0).delta(epsilon, 1)
         return self.delta(epsilon, 1) / bare - 1 if bare > 0 else 0.0
 
     def tail(self, index: int) -> tuple[float, float]:
@@ -125,7 +125,7 @@ class ComposedBounds:
         masses = []
         for side, weight in ((1, np.exp(-(c + 1) * s)), (-1, np.exp(-c * s))):
             value = (weight * g).sum()
-            masses.append(value + side * (self.error * norm(weight) + self.outside + rounding * value))
+            masses.append(value + side * (self.error * norm(weight) + self.misplaced + rounding * value))
         q, p = math.exp(exponent - start) * masses[0] + _MIN_FLOAT, math.exp(exponent) * max(masses[1], 0.0)
         return min(q, 1.0), min(self.infinite + p, 1.0)
 
@@ -134,7 +134,7 @@ class ComposedBounds:
         """Return about the masses of q and p of all losses from each index on."""
         with np.errstate(all="ignore"):
             logs = np.log(self.g) + self.log_scale - self.tilt * self.loss
-            q, p = (np.cumsum(np.exp(np.minimum(each, 0.0))[::-1])[::-1] for each in (logs - self.loss, logs))
+            q, p = (np.cumsum(np.exp(np.minimum(column, 0.0))[::-1])[::-1] for column in (logs - self.loss, logs))
         return np.append(q, 0.0), np.append(p, 0.0) + self.infinite
 
     def _threshold(self, alpha: float, is_flat: bool) -> int:
@@ -145,7 +145,7 @@ class ComposedBounds:
     def tangent(self, alpha: float) -> tuple[float, bool]:
         """Return about the eps >= 0 of the highest line at alpha, and whether it is of the flat kind."""
         index = self._threshold(alpha, False)
-        (q, p), eps = (each[index] for each in self._tails), self._loss_below(index)
+        (q, p), eps = (column[index] for column in self._tails), self._loss_below(index)
         is_flat = bool(1 - p - math.exp(min(eps, _MAX_EXPONENT)) * (alpha - q) < alpha)
         return (self._loss_below(self._threshold(alpha, True)) if is_flat else eps), is_flat
 
@@ -161,8 +161,8 @@ class ComposedBounds:
         the error q + 1 - alpha - p if p <= 1 - alpha, and else at most q.
         """
         index, target = self._threshold(alpha, is_flat), 1 - alpha
-        near = {min(max(index + step, 0), len(self.loss) - 1) for step in (-2, -1, 0, 1)}
-        tests = sorted([(0.0, self.infinite), (1.0, 1.0), *map(self.tail, near)])
+        indices = {min(max(index + step, 0), len(self.loss) - 1) for step in (-2, -1, 0, 1)}
+        tests = sorted([(0.0, self.infinite), (1.0, 1.0), *map(self.tail, indices)])
         for (q, p), (q_further, p_further) in itertools.pairwise(tests):
             if is_flat and p < target < p_further:
                 tests.append((q + (q_further - q) * (target - p) / (p_further - p), target))
@@ -172,7 +172,7 @@ class ComposedBounds:
             return min(q + max(target - p, 0.0) for q, p in tests) * (1 + _MIXING_ROUNDING)
         return max(p + alpha - q for q, p in tests if q <= alpha) * (1 - _MIXING_ROUNDING)
 
-    def epsilon_near(self, delta: float) -> float | None:
+    def estimate_epsilon(self, delta: float) -> float | None:
         """Return about the eps at which the profile without errors is delta, if it is on the grid."""
         if not delta > self.infinite:
             return None
@@ -180,17 +180,17 @@ class ComposedBounds:
         with np.errstate(all="ignore"):
             # Between two losses delta is A - e^eps B, with sums A and B over the larger ones.
             p = self.g * np.exp(-c * s)
-            A, B = (np.cumsum(each[::-1])[::-1] for each in (p, p * np.exp(-s)))
-            wanted = np.exp(np.log(delta - self.infinite) - self.log_scale + c * self.loss[-1])
+            A, B = (np.cumsum(column[::-1])[::-1] for column in (p, p * np.exp(-s)))
+            target = np.exp(np.log(delta - self.infinite) - self.log_scale + c * self.loss[-1])
             at_losses = A - np.exp(s) * B
-            index = int(np.searchsorted(-at_losses, -wanted))
-            value = float(np.log((A[index] - wanted) / B[index]) + self.loss[-1]) if 0 < index < len(s) else math.nan
+            index = int(np.searchsorted(-at_losses, -target))
+            value = float(np.log((A[index] - target) / B[index]) + self.loss[-1]) if 0 < index < len(s) else math.nan
         return value if math.isfinite(value) else None
 
 
 @proven("sums#proof")
 def compose(
-    parts: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0, *, is_linear: bool = False
+    terms: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0, *, is_linear: bool = False
 ) -> ComposedBounds:
     """Return the distribution of the sum of independent losses, on a grid of at most 2^21 points.
 
@@ -203,63 +203,66 @@ def compose(
     tilted: list[_Tilted] = []
     mixtures: list[_Mixture] = []
     lost = 0.0
-    for masses in parts:
-        common, mixture, off = _tilted(masses, step, tilt, side, negligible)
+    for masses in terms:
+        common, mixture, lost_by_tilt = _tilted(masses, step, tilt, side, negligible)
         tilted += [common] if common.count else []  # Of few losses all may be rare.
         mixtures += [] if mixture is None else [mixture]
-        lost += off
-    offset, offsets = _offset(parts)
+        lost += lost_by_tilt
+    offset, offsets = _offset(terms)
     with np.errstate(divide="ignore"):
-        log_finite = sum(part.count * np.log1p(-min(part.infinite, 1.0)) for part in parts)
+        log_finite = sum(term.count * np.log1p(-min(term.infinite, 1.0)) for term in terms)
     infinite = float(-np.expm1(log_finite))
-    if not all(part.g.any() for part in tilted):  # All sums are infinite.
+    if not all(term.g.any() for term in tilted):  # All sums are infinite.
         return ComposedBounds(np.zeros(1), np.zeros(1), tilt, 0.0, infinite, 0.0, 0.0)
-    moved = 0.0
+    shift = 0.0
     for stage in range(stages):
-        coming, now = [part for part in tilted if part.stage > stage], [part for part in tilted if part.stage <= stage]
-        total = float(sum(part.count for part in now))
-        for part in now:
-            whole, rest = divmod(part.count, BLOCK)
-            sizes = {size: count for size, count in ((BLOCK, whole), (rest, 1)) if size * count}
-            blocks = _blocks(part, list(sizes), step, tilt, side, negligible / total, is_linear=is_linear)
+        coarser, current = (
+            [term for term in tilted if term.stage > stage],
+            [term for term in tilted if term.stage <= stage],
+        )
+        total = float(sum(term.count for term in current))
+        for term in current:
+            block_count, remainder = divmod(term.count, BLOCK)
+            sizes = {size: count for size, count in ((BLOCK, block_count), (remainder, 1)) if size * count}
+            blocks = _blocks(term, list(sizes), step, tilt, side, negligible / total, is_linear=is_linear)
             for (block, error), count in zip(blocks, sizes.values(), strict=True):
-                coming.append(replace(block, count=count))
+                coarser.append(replace(block, count=count))
                 lost += count * error
                 # A coarser grid moves losses by roundings of its steps.
-                moved += 32 * UNIT * count * RATIO * step
+                shift += 32 * UNIT * count * RATIO * step
         # Errors are relative to the tilted mass, which coarser grids change.
-        change = -sum(part.count * part.change for part in coming if part.stage > stage)
+        change = -sum(term.count * term.change for term in coarser if term.stage > stage)
         lost *= math.exp(min(max(0.0, change), _MAX_EXPONENT))
-        tilted, step = coming, step * RATIO
+        tilted, step = coarser, step * RATIO
     # The losses of mixtures are moved by less than as many roundings of the largest one.
-    moved += sum(32 * UNIT * RATIO * step * (1 + mixture.count) for mixture in mixtures)
-    offset += side * moved
-    tails = _Tails.of([*tilted, *mixtures])
-    left, right = tails.widths(negligible)
-    size = fft.next_fast_len(left + right + 1, real=True)
+    shift += sum(32 * UNIT * RATIO * step * (1 + mixture.count) for mixture in mixtures)
+    offset += side * shift
+    tails = _Tails.from_terms([*tilted, *mixtures])
+    lower, upper = tails.widths(negligible)
+    size = fft.next_fast_len(lower + upper + 1, real=True)
     if size > _MAX_POINTS:
         raise TooManyPointsError(
             f"the loss distribution needs {size} points at this step; at most {_MAX_POINTS} are used"
         )
     g, error = _transformed(tilted, size, mixtures)
-    lowest = int(np.floor(tails.mean)) - left
-    every: list[_Tilted | _Mixture] = [*tilted, *mixtures]
+    lowest = int(np.floor(tails.mean)) - lower
+    addends: list[_Tilted | _Mixture] = [*tilted, *mixtures]
     return ComposedBounds(
         (lowest + np.arange(size)) * step + offset,
         np.maximum(np.roll(g, -(lowest % size)), 0.0),
         tilt,
-        sum(part.count * part.log_scale for part in every) + tilt * offset,
+        sum(term.count * term.log_scale for term in addends) + tilt * offset,
         infinite,
         error,
-        tails.outside(left - 1, size - left - 2) + math.expm1(min(lost * _SECOND_ORDER, _MAX_EXPONENT)),
-        1e-13 + sum(part.count * part.rounding for part in every) + 4 * UNIT * abs(tilt) * offsets,
+        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost * _SECOND_ORDER, _MAX_EXPONENT)),
+        1e-13 + sum(term.count * term.rounding for term in addends) + 4 * UNIT * abs(tilt) * offsets,
         offsets + (abs(lowest) + size) * step,
     )
 
 
-def _offset(parts: Sequence[Masses]) -> tuple[float, float]:
+def _offset(terms: Sequence[Masses]) -> tuple[float, float]:
     """Return the sum of all offsets, and that of their absolute values."""
-    offsets = [part.count * part.offset for part in parts]
+    offsets = [term.count * term.offset for term in terms]
     return sum(offsets), len(offsets) * sum(map(abs, offsets))
 
 
@@ -353,68 +356,70 @@ class _Mixture:
 
     def spectrum(self, length: int) -> np.ndarray:
         groups, others = ([_spectrum(*part, length) for part in parts] for parts in (self.groups, self.others))
-        rare, whole = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
-        for j, k, number in zip(*(each[::-1] for each in self._numbers), strict=True):  # Horner's rule in rare losses.
-            whole = whole * rare + self.weights[number] * (groups[j] * others[k])
-        return whole
+        rare, total = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
+        for j, k, number in zip(
+            *(column[::-1] for column in self._numbers), strict=True
+        ):  # Horner's rule in rare losses.
+            total = total * rare + self.weights[number] * (groups[j] * others[k])
+        return total
 
 
 def _tilted(
-    part: Masses, step: float, tilt: float, side: int = 0, negligible: float = 1.0
+    term: Masses, step: float, tilt: float, side: int = 0, negligible: float = 1.0
 ) -> tuple[_Tilted, _Mixture | None, float]:
     """Return the tilted masses, those of rare losses apart, and a bound of the tilted mass that is left out."""
-    step = step * RATIO**part.stage
-    arrays = [(part, step), *([] if part.tail is None else [(part.tail, part.ratio * step)])]
-    if not any(each.mass.any() for each, _ in arrays):  # All losses are infinite.
-        return _Tilted(0 * part.mass, part.first, 0.0, part.count, 0.0, part.stage), None, 0.0
+    step = step * RATIO**term.stage
+    arrays = [(term, step), *([] if term.tail is None else [(term.tail, term.ratio * step)])]
+    if not any(array.mass.any() for array, _ in arrays):  # All losses are infinite.
+        return _Tilted(0 * term.mass, term.first, 0.0, term.count, 0.0, term.stage), None, 0.0
     logs, log_mass = [], []
-    for each, width in arrays:
+    for array, width in arrays:
         with np.errstate(divide="ignore"):
-            log_mass.append(np.log(each.mass))
-        logs.append(log_mass[-1] + tilt * width * (each.first + np.arange(len(each.mass), dtype=float)))
-    top = max(each.max() for each in logs)
-    g = [np.exp(each - top) for each in logs]
+            log_mass.append(np.log(array.mass))
+        logs.append(log_mass[-1] + tilt * width * (array.first + np.arange(len(array.mass), dtype=float)))
+    top = max(array.max() for array in logs)
+    g = [np.exp(array - top) for array in logs]
     # The exponents' errors, by those of masses that matter.
     terms, lost = 32.0 + abs(top), 0.0
-    for log, mass, each in zip(logs, log_mass, g, strict=True):
-        some, light = each > _LIGHT, (each > 0) & (each <= _LIGHT)
-        terms += np.abs(mass[some]).max(initial=0.0) + 2 * np.abs(log[some] - mass[some]).max(initial=0.0)
-        lost += float((4 * UNIT * (np.abs(mass[light]) + 2 * np.abs(log[light] - mass[light])) * each[light]).sum())
-    often, rare = float(g[0].sum()), float(sum(each.sum() for each in g[1:]))
+    for log, mass, array in zip(logs, log_mass, g, strict=True):
+        heavy, light = array > _LIGHT, (array > 0) & (array <= _LIGHT)
+        terms += np.abs(mass[heavy]).max(initial=0.0) + 2 * np.abs(log[heavy] - mass[heavy]).max(initial=0.0)
+        lost += float((4 * UNIT * (np.abs(mass[light]) + 2 * np.abs(log[light] - mass[light])) * array[light]).sum())
+    often, rare = float(g[0].sum()), float(sum(array.sum() for array in g[1:]))
     total = often + rare
     log_scale, rounding = float(top + np.log(total)), 4 * UNIT * float(terms)
-    common = _Tilted(g[0] / often if often else g[0], part.first, log_scale, part.count, rounding, part.stage)
-    lost *= part.count / total
+    common = _Tilted(g[0] / often if often else g[0], term.first, log_scale, term.count, rounding, term.stage)
+    lost *= term.count / total
     if not rare or not often:
         return common, None, lost
     often, rare = often / total, rare / total
-    if part.count * rare > _MAX_RARE:
-        raise NotRareError(f"a sum has {part.count * rare:.3g} losses outside of the window in the mean")
+    if term.count * rare > _MAX_RARE:
+        raise NotRareError(f"a sum has {term.count * rare:.3g} losses outside of the window in the mean")
     # The number of rare losses is binomial.
-    number = np.arange(part.count + 1 if part.count < 4 * _MAX_RARE else 4 * _MAX_RARE)
+    number = np.arange(term.count + 1 if term.count < 4 * _MAX_RARE else 4 * _MAX_RARE)
     # Not by differences of large gamma functions.
-    log_choices = np.append(0.0, np.cumsum(np.log((part.count - number[:-1]) / (number[:-1] + 1.0))))
-    weights = np.exp(log_choices + number * math.log(rare) + (part.count - number) * math.log1p(-rare))
-    beyond = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
-    most = min(int((beyond > negligible).sum()), len(number) - 1, _MAX_RARE)
+    log_choices = np.append(0.0, np.cumsum(np.log((term.count - number[:-1]) / (number[:-1] + 1.0))))
+    weights = np.exp(log_choices + number * math.log(rare) + (term.count - number) * math.log1p(-rare))
+    tail = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
+    most = min(int((tail > negligible).sum()), len(number) - 1, _MAX_RARE)
     group = math.isqrt(most) + 1
     sizes = [*range(1, min(group, most + 1)), *range(group, most + 1, group)]
-    blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, part.ratio) if most else []
+    blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, term.ratio) if most else []
     lost += 2 * max((error for _, error in blocks), default=0.0)
     sums = [(block.g * math.exp(block.log_scale), block.first) for block, _ in blocks]
-    none = np.ones(1), 0
+    unit = np.ones(1), 0
     mixture = _Mixture(
-        [none, *sums[group - 1 :]],
-        [none, *sums[: group - 1]],
-        (g[1] / (rare * total), cast(Masses, part.tail).first),
+        [unit, *sums[group - 1 :]],
+        [unit, *sums[: group - 1]],
+        (g[1] / (rare * total), cast(Masses, term.tail).first),
         weights[: most + 1],
         log_scale,
-        rounding + 64 * UNIT * (1 + math.log(1 + part.count)),
+        rounding + 64 * UNIT * (1 + math.log(1 + term.count)),
     )
     # Further terms, whose ratios fall, are at most a geometric series.
-    ratio = (part.count - number[-1]) / (number[-1] + 1.0) * rare / often
-    lost += float(beyond[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
-    return replace(common, count=part.count - most), mixture, lost
+    ratio = (term.count - number[-1]) / (number[-1] + 1.0) * rare / often
+    lost += float(tail[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
+    return replace(common, count=term.count - most), mixture, lost
 
 
 # Sums of rare losses
@@ -422,7 +427,7 @@ def _tilted(
 
 @proven("sums#proof")
 def compose_directly(
-    parts: Sequence[Masses], step: float, negligible: float, side: int, stages: int = 0
+    terms: Sequence[Masses], step: float, negligible: float, side: int, stages: int = 0
 ) -> ComposedBounds:
     """Return what ``compose`` does, without a tilt and by sums of positive terms.
 
@@ -430,27 +435,30 @@ def compose_directly(
     rare and large, and no tilt raises those that matter. This takes a time of the square of the number of points.
     """
     with np.errstate(divide="ignore"):
-        infinite = float(-np.expm1(sum(part.count * np.log1p(-min(part.infinite, 1.0)) for part in parts)))
-    sums = [_Direct(part.mass, part.first, part.count, part.stage) for part in parts]
-    total, work = sum(part.count for part in parts), _Work(_MAX_PRODUCTS)
-    lost = moved = 0.0
+        infinite = float(-np.expm1(sum(term.count * np.log1p(-min(term.infinite, 1.0)) for term in terms)))
+    sums = [_Direct(term.mass, term.first, term.count, term.stage) for term in terms]
+    total, work = sum(term.count for term in terms), _Work(_MAX_PRODUCTS)
+    lost = shift = 0.0
     for stage in range(stages):
-        coming, now = [part for part in sums if part.stage > stage], [part for part in sums if part.stage <= stage]
-        for part in now:
-            whole, rest = divmod(part.count, BLOCK)
-            for size, count in ((BLOCK, whole), (rest, 1)):
+        coarser, current = (
+            [term for term in sums if term.stage > stage],
+            [term for term in sums if term.stage <= stage],
+        )
+        for term in current:
+            block_count, remainder = divmod(term.count, BLOCK)
+            for size, count in ((BLOCK, block_count), (remainder, 1)):
                 if size * count:
-                    block = part.power(size, negligible / total, work)
+                    block = term.power(size, negligible / total, work)
                     mass, first = coarsened(block.g, block.first, step, 0.0, side)
-                    coming.append(_Direct(mass, first, count, stage + 1, block.rounding + 16 * UNIT))
+                    coarser.append(_Direct(mass, first, count, stage + 1, block.rounding + 16 * UNIT))
                     lost += count * block.lost
-                    moved += 32 * UNIT * count * RATIO * step
-        sums, step = coming, step * RATIO
-    result, *others = (part.power(part.count, negligible / total, work) for part in sums)
-    for other in others:
-        result = result.convolved(other, negligible, work)
-    offset, offsets = _offset(parts)
-    offset += side * moved
+                    shift += 32 * UNIT * count * RATIO * step
+        sums, step = coarser, step * RATIO
+    result, *further = (term.power(term.count, negligible / total, work) for term in sums)
+    for addend in further:
+        result = result.convolved(addend, negligible, work)
+    offset, offsets = _offset(terms)
+    offset += side * shift
     loss = (result.first + np.arange(len(result.g))) * step + offset
     lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), _MAX_EXPONENT)) + _UNDERFLOW
     largest = offsets + (abs(result.first) + len(result.g)) * step
@@ -480,25 +488,25 @@ class _Direct:
 
     def convolved(self, other: _Direct, negligible: float, work: _Work) -> _Direct:
         """Return the sum of both, without the least masses that together are negligible."""
-        some, others = np.flatnonzero(self.g), np.flatnonzero(other.g)
-        if len(others) < len(some):
+        indices, other_indices = np.flatnonzero(self.g), np.flatnonzero(other.g)
+        if len(other_indices) < len(indices):
             return other.convolved(self, negligible, work)
-        work.left -= len(some) * len(other.g)
+        work.left -= len(indices) * len(other.g)
         if work.left < 0:
-            raise TooManyPointsError(f"sums over {len(some)} and {len(other.g)} points take too long")
-        if len(some) < _MAX_PLAIN_POINTS:
+            raise TooManyPointsError(f"sums over {len(indices)} and {len(other.g)} points take too long")
+        if len(indices) < _MAX_PLAIN_POINTS:
             g = np.zeros(len(self.g) + len(other.g) - 1)
-            for place in some:
-                g[place : place + len(other.g)] += self.g[place] * other.g
+            for index in indices:
+                g[index : index + len(other.g)] += self.g[index] * other.g
         else:
             g = np.convolve(self.g, other.g)
         order = np.argsort(g)
-        light = order[: int((np.cumsum(g[order]) <= negligible).sum())]
-        lost = self.lost + other.lost + float(g[light].sum())
-        g[light] = 0.0
-        there = np.flatnonzero(g)
-        low, high = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 1)
-        rounding = self.rounding + other.rounding + (4 + len(some)) * UNIT
+        is_light = order[: int((np.cumsum(g[order]) <= negligible).sum())]
+        lost = self.lost + other.lost + float(g[is_light].sum())
+        g[is_light] = 0.0
+        nonzero = np.flatnonzero(g)
+        low, high = (int(nonzero[0]), int(nonzero[-1]) + 1) if len(nonzero) else (0, 1)
+        rounding = self.rounding + other.rounding + (4 + len(indices)) * UNIT
         return _Direct(g[low:high], self.first + other.first + low, 1, self.stage, rounding, lost)
 
     def power(self, count: int, negligible: float, work: _Work) -> _Direct:
@@ -524,30 +532,30 @@ class _Tails:
     sides: list[np.ndarray]  # Log E e^(-s (S - mean)) and log E e^(s (S - mean)).
 
     @classmethod
-    def of(cls, parts: Sequence[_Tilted | _Mixture]) -> _Tails:
-        mean, variance = (sum(column) for column in zip(*(part.mean_and_variance for part in parts), strict=True))
-        low, high = (sum(column) for column in zip(*(part.ends for part in parts), strict=True))
+    def from_terms(cls, terms: Sequence[_Tilted | _Mixture]) -> _Tails:
+        mean, variance = (sum(column) for column in zip(*(term.mean_and_variance for term in terms), strict=True))
+        low, high = (sum(column) for column in zip(*(term.ends for term in terms), strict=True))
         slopes = np.geomspace(1e-2, 1e3, 26) / np.sqrt(max(variance, 1e-12))
-        sides = [sum(part.log_moments(sign * slopes) for part in parts) - sign * slopes * mean for sign in (-1, 1)]
+        sides = [sum(term.log_moments(sign * slopes) for term in terms) - sign * slopes * mean for sign in (-1, 1)]
         return cls(mean, (mean - low, high - mean), slopes, sides)
 
     def widths(self, negligible: float) -> tuple[int, int]:
         """Return distances to both sides of the mean, beyond which there is a negligible mass."""
         log_mass = math.log(negligible / 4)
-        wanted = (float(((side - log_mass) / self.slopes).min()) for side in self.sides)
-        left, right = (
-            int(np.ceil(min(max(distance, 1.0), most + 1, 4.0 * _MAX_POINTS))) + 2
-            for distance, most in zip(wanted, self.most, strict=True)
+        distances = (float(((side - log_mass) / self.slopes).min()) for side in self.sides)
+        lower, upper = (
+            int(np.ceil(min(max(distance, 1.0), farthest + 1, 4.0 * _MAX_POINTS))) + 2
+            for distance, farthest in zip(distances, self.most, strict=True)
         )
-        return left, right
+        return lower, upper
 
-    def outside(self, left: int, right: int) -> float:
+    def mass_outside(self, lower: int, upper: int) -> float:
         """Return a bound on the mass beyond these distances from the mean."""
         return float(
             sum(
                 np.exp(min(0.0, (side - self.slopes * width).min()))
-                for side, width, most in zip(self.sides, (left, right), self.most, strict=True)
-                if width < most + 1
+                for side, width, farthest in zip(self.sides, (lower, upper), self.most, strict=True)
+                if width < farthest + 1
             )
         )
 
@@ -563,9 +571,9 @@ def _summary(g: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
     light = g.copy() if len(heavy) else g
     light[heavy] = 0.0
     blocks = np.pad(light, (0, -len(g) % size)).reshape(-1, size)
-    share = np.arange(size) / size
+    fraction = np.arange(size) / size
     k = np.append(first + size * np.arange(len(blocks) + 1.0), first + heavy)
-    mass = np.concatenate([np.append(blocks @ (1 - share), 0.0) + np.append(0.0, blocks @ share), g[heavy]])
+    mass = np.concatenate([np.append(blocks @ (1 - fraction), 0.0) + np.append(0.0, blocks @ fraction), g[heavy]])
     order = np.argsort(k, kind="stable")
     order = order[mass[order] > 0]
     return k[order], mass[order]
@@ -588,7 +596,7 @@ def _log_moments(k: np.ndarray, g: np.ndarray, slopes: np.ndarray) -> np.ndarray
 
 
 def _blocks(
-    part: _Tilted,
+    term: _Tilted,
     sizes: Sequence[int],
     step: float,
     tilt: float,
@@ -601,42 +609,42 @@ def _blocks(
     """Return sums of so many reports on a coarser grid, and bounds on the tilted mass at wrong places."""
     from scipy import fft
 
-    most = max(sizes)
-    tails = _Tails.of([replace(part, count=most)])
-    left, right = tails.widths(negligible)
-    length = fft.next_fast_len(left + right + 1, real=True)
-    outside, mean = 2 * tails.outside(left - 1, length - left - 2), tails.mean / most
+    largest = max(sizes)
+    tails = _Tails.from_terms([replace(term, count=largest)])
+    lower, upper = tails.widths(negligible)
+    length = fft.next_fast_len(lower + upper + 1, real=True)
+    outside, mean = 2 * tails.mass_outside(lower - 1, length - lower - 2), tails.mean / largest
     if length > _MAX_POINTS:
-        raise TooManyPointsError(f"sums of {most} need {length} points at this step; at most {_MAX_POINTS} are used")
-    spectrum, eta, blocks = _spectrum(part.g, part.first, length), _eta(length), []
+        raise TooManyPointsError(f"sums of {largest} need {length} points at this step; at most {_MAX_POINTS} are used")
+    spectrum, eta, blocks = _spectrum(term.g, term.first, length), _eta(length), []
     for size in sizes:
-        lowest = int(np.floor(size * mean)) - left
+        lowest = int(np.floor(size * mean)) - lower
         # Entries of spectra are at most 1, and each has an error of at most eta; see docs/proofs/sums.md.
-        before = integer_power(spectrum, size - 1) if size > 1 else np.ones_like(spectrum)
-        whole = before * spectrum
-        g = np.maximum(np.roll(fft.irfft(whole, length), -(lowest % length)), 0.0)
-        error = size * eta * (_SECOND_ORDER * _whole_norm(before) + 1e-3 ** (size - 1) * math.sqrt(length))
-        error += (8 * UNIT * size + eta) * _whole_norm(whole) + outside
+        lower_power = integer_power(spectrum, size - 1) if size > 1 else np.ones_like(spectrum)
+        power = lower_power * spectrum
+        g = np.maximum(np.roll(fft.irfft(power, length), -(lowest % length)), 0.0)
+        error = size * eta * (_SECOND_ORDER * _whole_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
+        error += (8 * UNIT * size + eta) * _whole_norm(power) + outside
         mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
         total = float(mass.sum())
-        log_scale, rounding = size * part.log_scale + math.log(total), size * part.rounding + 16 * UNIT
-        block = _Tilted(mass / total, first, log_scale, 1, rounding, part.stage + 1, math.log(total))
+        log_scale, rounding = size * term.log_scale + math.log(total), size * term.rounding + 16 * UNIT
+        block = _Tilted(mass / total, first, log_scale, 1, rounding, term.stage + 1, math.log(total))
         blocks.append((block, 2 * error))
     return blocks
 
 
 def _trimmed(g: np.ndarray, first: int, error: float) -> tuple[np.ndarray, int]:
     """Return the masses without ends that add up to no more than an error bound, as those by rounding do."""
-    below, above = (min(_light(ends, error / 2), len(g) - 1) for ends in (g, g[::-1]))
-    return (g[below : len(g) - above], first + below) if below + above < len(g) else (g, first)
+    lower, upper = (min(_light(ends, error / 2), len(g) - 1) for ends in (g, g[::-1]))
+    return (g[lower : len(g) - upper], first + lower) if lower + upper < len(g) else (g, first)
 
 
 def _light(g: np.ndarray, allowed: float) -> int:
     """Return how many of the first masses add up to no more than this, or fewer."""
-    whole = len(g) // _SUMMARY * _SUMMARY
-    blocks = int((np.cumsum(g[:whole].reshape(-1, _SUMMARY).sum(1)) <= allowed).sum())
-    start, most = blocks * _SUMMARY, float(g[: blocks * _SUMMARY].sum())
-    return start + int((most + np.cumsum(g[start : start + _SUMMARY]) <= allowed).sum())
+    blocked_size = len(g) // _SUMMARY * _SUMMARY
+    blocks = int((np.cumsum(g[:blocked_size].reshape(-1, _SUMMARY).sum(1)) <= allowed).sum())
+    start, block_mass = blocks * _SUMMARY, float(g[: blocks * _SUMMARY].sum())
+    return start + int((block_mass + np.cumsum(g[start : start + _SUMMARY]) <= allowed).sum())
 
 
 # Transforms
@@ -654,9 +662,9 @@ def _spectrum(g: np.ndarray, first: int, length: int) -> np.ndarray:
     if len(g) > length:
         return fft.rfft(np.bincount((first + np.arange(len(g))) % length, g, length))
     cycle, start = np.zeros(length), first % length
-    fits = min(len(g), length - start)
-    cycle[start : start + fits] = g[:fits]
-    cycle[: len(g) - fits] += g[fits:]
+    unwrapped_size = min(len(g), length - start)
+    cycle[start : start + unwrapped_size] = g[:unwrapped_size]
+    cycle[: len(g) - unwrapped_size] += g[unwrapped_size:]
     return fft.rfft(cycle)
 
 
@@ -666,7 +674,7 @@ def _whole_norm(spectrum: np.ndarray) -> float:
 
 
 @proven("sums#proof")
-def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixture] = ()) -> tuple[np.ndarray, float]:
+def _transformed(terms: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixture] = ()) -> tuple[np.ndarray, float]:
     """Return the cyclic convolution powers, and a bound on the 2-norm of their error.
 
     Every entry of a transform of length N has an error of at most eta = 8 u log2 N, and powers one of 8 u a factor.
@@ -674,26 +682,26 @@ def _transformed(parts: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
     from scipy import fft
 
     eta, half = _eta(size), size // 2 + 1
-    spectra = [_spectrum(part.g, part.first, size) for part in parts]
+    spectra = [_spectrum(term.g, term.first, size) for term in terms]
     spectra += [mixture.spectrum(size) for mixture in mixtures]
     # How many factors each one is, and how many errors there are.
-    powers, counts = [part.count for part in parts] + [1] * len(mixtures), [part.count for part in parts]
+    powers, counts = [term.count for term in terms] + [1] * len(mixtures), [term.count for term in terms]
     counts += [2 * mixture.count + 4 for mixture in mixtures]
-    whole, squares = np.empty(half, complex), np.zeros(len(spectra))
+    product, squares = np.empty(half, complex), np.zeros(len(spectra))
     length = max(_BLOCK_ENTRIES // len(spectra), _MIN_BLOCK)
     for start in range(0, half, length):
-        some = slice(start, start + length)
-        whole[some], squares_of_some = _product([spectrum[some] for spectrum in spectra], powers)
-        squares += squares_of_some
+        entries = slice(start, start + length)
+        product[entries], block_squares = _product([spectrum[entries] for spectrum in spectra], powers)
+        squares += block_squares
     norms = np.sqrt(2 * squares / size)
     # Where an entry is small, so is its power but for this.
     least = [1e-3 ** (count - 1) if count > 1 else 0.0 for count in counts]
     errors = [
-        count * (eta + 8 * UNIT) * (_SECOND_ORDER * norm_ + small)
-        for count, norm_, small in zip(counts, norms, least, strict=True)
+        count * (eta + 8 * UNIT) * (_SECOND_ORDER * slope_norm + least_entry)
+        for count, slope_norm, least_entry in zip(counts, norms, least, strict=True)
     ]
-    error = sum(errors) + 8 * UNIT * sum(counts) * _whole_norm(whole) / math.sqrt(size)
-    g = fft.irfft(whole, size)
+    error = sum(errors) + 8 * UNIT * sum(counts) * _whole_norm(product) / math.sqrt(size)
+    g = fft.irfft(product, size)
     return g, error + eta * norm(g)
 
 
@@ -703,18 +711,19 @@ def _product(spectra: Sequence[np.ndarray], powers: Sequence[int]) -> tuple[np.n
     That is the power with one factor less, times all other powers: those before it and those after it.
     """
     slopes = [
-        integer_power(each, n - 1) if n > 1 else np.ones_like(each) for each, n in zip(spectra, powers, strict=True)
+        integer_power(spectrum, n - 1) if n > 1 else np.ones_like(spectrum)
+        for spectrum, n in zip(spectra, powers, strict=True)
     ]
-    factors = [slope * each for slope, each in zip(slopes, spectra, strict=True)]
-    after = [np.ones_like(factors[0])]
+    factors = [slope * spectrum for slope, spectrum in zip(slopes, spectra, strict=True)]
+    later_products = [np.ones_like(factors[0])]
     for factor in factors[:0:-1]:
-        after.append(after[-1] * factor)
-    before, squares = np.ones_like(factors[0]), []
-    for slope, factor, rest in zip(slopes, factors, after[::-1], strict=True):
-        apart = slope * before * rest
-        squares.append(float((apart.real**2).sum() + (apart.imag**2).sum()))
-        before = before * factor
-    return before, np.array(squares)
+        later_products.append(later_products[-1] * factor)
+    product, squares = np.ones_like(factors[0]), []
+    for slope, factor, later_factors in zip(slopes, factors, later_products[::-1], strict=True):
+        cofactor = slope * product * later_factors
+        squares.append(float((cofactor.real**2).sum() + (cofactor.imag**2).sum()))
+        product = product * factor
+    return product, np.array(squares)
 
 
 def norm(values: np.ndarray) -> float:

@@ -60,16 +60,16 @@ def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach
     if not deviation:
         return 0.0
     error = 2 * total.loss_error(epsilon)
-    widest = max(2 * reach + side * error, 0.0)
-    start, stop = np.searchsorted(total.loss, [epsilon - widest, epsilon + widest], side="right")
+    max_distance = max(2 * reach + side * error, 0.0)
+    start, stop = np.searchsorted(total.loss, [epsilon - max_distance, epsilon + max_distance], side="right")
     x = total.loss[start:stop] - epsilon
     distance = np.expm1(-np.sign(x) * np.maximum(np.abs(x) - side * error, 0.0))
     with np.errstate(over="ignore", invalid="ignore"):
         weight = deviation**2 / np.sqrt(2 * (deviation**2 + distance**2)) * np.exp(-total.tilt * x)
-        largest = deviation / math.sqrt(2) * np.exp(total.tilt * widest)
+        largest = deviation / math.sqrt(2) * np.exp(total.tilt * max_distance)
         value = float((weight * total.g[start:stop]).sum())
-        rounding = total.rounding + 4 * UNIT * total.tilt * (abs(epsilon) + total.parts)
-        value += side * (total.error * norm(weight) + total.outside * float(largest) + rounding * value)
+        rounding = total.rounding + 4 * UNIT * total.tilt * (abs(epsilon) + total.largest_addend)
+        value += side * (total.error * norm(weight) + total.misplaced * float(largest) + rounding * value)
         mean = float(np.exp(total.log_scale - total.tilt * epsilon) * max(value, 0.0))
     return mean if math.isfinite(mean) else math.inf if side > 0 else 0.0
 
@@ -86,16 +86,16 @@ class Table:
     count: int
 
     @classmethod
-    def of(cls, losses: MonotoneLoss, count: int, reach: tuple[float, float]) -> Table | None:
+    def from_losses(cls, losses: MonotoneLoss, count: int, reach: tuple[float, float]) -> Table | None:
         """Return the table of losses, or None if not all are atoms."""
         if losses.pieces:
             return None
-        some = np.isfinite(losses.loss) & (losses.p > 0)
-        p, loss = losses.p[some], losses.loss[some]
+        has_mass = np.isfinite(losses.loss) & (losses.p > 0)
+        p, loss = losses.p[has_mass], losses.loss[has_mass]
         below, above = loss < reach[0], loss > reach[1]
-        near = ~(below | above)
+        is_near = ~(below | above)
         infinite = float(losses.p[losses.loss == np.inf].sum())
-        return cls(p[near], loss[near], float(p[below].sum()), float(p[above].sum()), infinite, count)
+        return cls(p[is_near], loss[is_near], float(p[below].sum()), float(p[above].sum()), infinite, count)
 
     @property
     def width(self) -> float:
@@ -104,12 +104,12 @@ class Table:
     def gathered(self, start: float, step: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the masses and losses of groups of losses that are at most a small part of a step apart."""
         bins = np.round((self.loss - start) * (_BINS / step))
-        _, first, number = np.unique(bins, return_index=True, return_inverse=True)
-        at = self.loss[first]
-        mass = np.bincount(number, self.p, len(first))
+        _, first_index, group_index = np.unique(bins, return_index=True, return_inverse=True)
+        group_loss = self.loss[first_index]
+        mass = np.bincount(group_index, self.p, len(first_index))
         # The mean of q/p = e^-l, relative to that of one of the losses.
-        mean = np.bincount(number, self.p * np.expm1(at[number] - self.loss), len(first)) / mass
-        return mass, at - np.log1p(mean)
+        mean = np.bincount(group_index, self.p * np.expm1(group_loss[group_index] - self.loss), len(first_index)) / mass
+        return mass, group_loss - np.log1p(mean)
 
     def heaviest(self, step: float) -> tuple[float, float]:
         """Return the loss of the heaviest group, and the distance to another heavy one; 0 if there is none."""
@@ -117,9 +117,9 @@ class Table:
             return 0.0, 0.0
         p, loss = self.gathered(float(self.loss[self.p.argmax()]), step)
         distance = np.abs(loss - loss[p.argmax()])
-        others = np.where(distance > 2 * step, p, 0.0)
-        is_heavy = others.max() > _HEAVY_SHARE * p.max()
-        return float(loss[p.argmax()]), float(distance[others.argmax()]) if is_heavy else 0.0
+        distant_masses = np.where(distance > 2 * step, p, 0.0)
+        is_heavy = distant_masses.max() > _HEAVY_SHARE * p.max()
+        return float(loss[p.argmax()]), float(distance[distant_masses.argmax()]) if is_heavy else 0.0
 
     def masses(self, offset: float, step: float, side: int) -> tuple[Masses, Masses]:
         """Return the masses at grid points of all losses, spread, and of those that are on the grid.
@@ -128,21 +128,21 @@ class Table:
         """
         p, loss = (self.p, self.loss) if side > 0 else self.gathered(offset, step)
         size = 1 + float(np.abs(loss).max(initial=0.0)) + abs(offset)
-        place = (loss - offset) / step
-        is_on_grid = np.abs(loss - (offset + np.round(place) * step)) <= _GRID_UNITS * UNIT * size
-        index = np.where(is_on_grid, np.round(place), np.floor(place))
+        position = (loss - offset) / step
+        is_on_grid = np.abs(loss - (offset + np.round(position) * step)) <= _GRID_UNITS * UNIT * size
+        index = np.where(is_on_grid, np.round(position), np.floor(position))
         if self.width > _MAX_POINTS * step:
             raise TooManyPointsError(f"losses over {self.width:.6g} are too many for a grid of step {step:.6g}")
         above = np.where(is_on_grid, 0.0, np.clip(loss - (offset + index * step), 0.0, step))
-        up = p * np.minimum(np.expm1(-above) / math.expm1(-step), 1.0)
+        upper_mass = p * np.minimum(np.expm1(-above) / math.expm1(-step), 1.0)
         first = int(index.min(initial=math.inf)) if len(index) else 0
         index = index.astype(int) - first
         points = int(index.max(initial=0)) + 2
-        every = np.bincount(index, p - up, points) + np.bincount(index + 1, up, points)
+        all_masses = np.bincount(index, p - upper_mass, points) + np.bincount(index + 1, upper_mass, points)
         on_grid = np.bincount(index, np.where(is_on_grid, p, 0.0), points)
         infinite = self.infinite
         if side > 0:
-            every[0] += self.below
+            all_masses[0] += self.below
             infinite += self.above
         # Sums have one rounding for each of their terms.
         of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT * size) + 2 * UNIT * (len(self.p) + 8)
@@ -152,23 +152,32 @@ class Table:
             factor = 1 + side * of_masses
             return Masses(mass * factor, first, offset + side * of_losses, infinite * factor, self.count)
 
-        return masses(every), masses(on_grid)
+        return masses(all_masses), masses(on_grid)
 
 
 @proven("brackets#proof-of-6-tables")
 def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
     """Return the sum of the losses of tables, spread on a grid of at most this step, for lower bounds."""
-    places = [table.heaviest(step) for table in tables]
-    step = _step_through(max(distance for _, distance in places), step)
-    pairs = [table.masses(offset, step, -1) for table, (offset, _) in zip(tables, places, strict=True)]
-    total = compose([every for every, _ in pairs], step, tilt, -1)
-    spread = sum(every.count for every, on_grid in pairs if not np.array_equal(every.mass, on_grid.mass))
+    atoms = [table.heaviest(step) for table in tables]
+    step = _step_through(max(distance for _, distance in atoms), step)
+    pairs = [table.masses(offset, step, -1) for table, (offset, _) in zip(tables, atoms, strict=True)]
+    total = compose([spread_masses for spread_masses, _ in pairs], step, tilt, -1)
+    spread = sum(
+        spread_masses.count for spread_masses, on_grid in pairs if not np.array_equal(spread_masses.mass, on_grid.mass)
+    )
     # The variance of one factor of W is at most sinh^2(h/2) = cosh^2(h/2) - 1, and cosh x <= e^(x^2/2).
     variance = math.expm1(min(spread * step**2 / 4, _MAX_EXPONENT))
     reach = spread * step * (1 + _BUMP_ROUNDING)
     deviation = math.sqrt(variance) * math.exp(min(reach, _MAX_EXPONENT)) * (1 + _BUMP_ROUNDING)
-    share = math.prod(float(on.mass.sum() / max(every.mass.sum(), 1e-300)) ** on.count for every, on in pairs)
-    on_grid = compose([on for _, on in pairs], step, tilt, -1) if spread and share > _MIN_SHARE else None
+    grid_share = math.prod(
+        float(grid_masses.mass.sum() / max(spread_masses.mass.sum(), 1e-300)) ** grid_masses.count
+        for spread_masses, grid_masses in pairs
+    )
+    on_grid = (
+        compose([grid_masses for _, grid_masses in pairs], step, tilt, -1)
+        if spread and grid_share > _MIN_SHARE
+        else None
+    )
     fields: dict[str, Any] = vars(total)
     return SpreadSum(**fields, deviation=deviation, reach=reach, on_grid=on_grid)
 

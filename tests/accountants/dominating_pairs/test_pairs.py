@@ -396,7 +396,7 @@ def test_both_densities_are_integrated_up_to_the_same_tail(shift):
     """Of noise much narrower than the sensitivity, q's tail begins where p has hardly any mass left."""
     noise = dpk.Logistic(0.02)
     (pieces,) = AdditivePair(noise, shift).privacy_loss().pieces
-    ends = pieces.left.min(), pieces.right.max()
+    ends = pieces.lower.min(), pieces.upper.max()
     low, high = (float(noise.inverse(np.array(1e-40), lower)) for lower in (True, False))
     np.testing.assert_allclose(ends, (low + min(shift, 0.0), high + max(shift, 0.0)), rtol=1e-12)
 

@@ -24,7 +24,7 @@ from accountants.composition.brackets.cells import (
     cells_on_grid,
     split_monotone,
 )
-from accountants.composition.brackets.grid import ComposedBounds, Masses, above, below, compose
+from accountants.composition.brackets.grid import ComposedBounds, Masses, compose, lower_masses, upper_masses
 from accountants.composition.interpolation import profile_on_grid
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import replaced_pair
@@ -135,7 +135,7 @@ def test_panels_of_every_law_alone_sampled_and_replaced(name):
     assert pieces
     for one in pieces:
         check_panels(one)
-        assert np.all(one.source.steepness(one.left, one.right, one.number) > 0)
+        assert np.all(one.source.steepness(one.lower, one.upper, one.number) > 0)
 
 
 def test_panels_of_a_sine_window():
@@ -187,7 +187,7 @@ def test_a_loss_that_is_rounded_stays_between_its_bounds(step):
         for wrong in (-1, 1):
             stated = loss + wrong * 32 * UNIT_ROUNDING * (1 + loss)
             cut = cells_on_grid(MonotoneLoss(np.array([0.25]), np.zeros(1), np.array([stated]), (), 0.0), step)
-            low, high = (side(cut, step, 1) for side in (below, above))
+            low, high = (side(cut, step, 1) for side in (lower_masses, upper_masses))
             for gap in (0.3 * step, 3 * step, 0.1):
                 with mp.workdps(40):
                     exact = mp.mpf("0.25") * -mp.expm1(-mp.mpf(gap))

@@ -72,8 +72,8 @@ def test_levels_of_steep_losses_far_from_0_are_rounded():
     noise = MergedLaplace((0.001, 20.0), (300.0,))
     (pair,) = dominating_pairs(Additive(noise, 1.0))
     pieces = next(one for one in pair.privacy_loss().pieces if one.intervals is not None)
-    number = int(np.argmax(np.where(pieces.right > 300, pieces.right - pieces.left, 0.0)))
-    level = np.linspace(*np.sort(pieces.loss(np.array([pieces.left, pieces.right])[:, number], number)), 99)[1:-1]
+    number = int(np.argmax(np.where(pieces.upper > 300, pieces.upper - pieces.lower, 0.0)))
+    level = np.linspace(*np.sort(pieces.loss(np.array([pieces.lower, pieces.upper])[:, number], number)), 99)[1:-1]
     masses = pieces.intervals.measure(level, np.full(len(level), number))
     points = pieces.inverse(level, number)
     rates, breaks = noise.rates, noise.breaks

@@ -82,7 +82,7 @@ def test_ends_of_pieces_are_rounded():
     edge -= 2.0**-33 * (int(edge * 2**33) % 2 == 0)
     pair = additive_pair(dpk.Reweighted(dpk.Logistic(scale), -1.4 * edge, edge, 0.0), -1.0).mirror()
     (pieces,) = pair.privacy_loss().pieces
-    (number,) = np.flatnonzero((pieces.intervals.left == edge) & (pieces.intervals.right > edge))
+    (number,) = np.flatnonzero((pieces.intervals.lower == edge) & (pieces.intervals.upper > edge))
     masses = pieces.intervals.measure(np.array([-np.inf, np.inf]), np.array([number, number]))
     with mp.workdps(DIGITS):
         tail = [LAWS["logistic"][1](at / mp.mpf(scale)) for at in (mp.mpf(edge) - 1, mp.mpf(edge), mp.mpf(1.4 * edge))]
@@ -163,8 +163,8 @@ def test_a_loss_that_turns_where_its_noise_states_no_turn_has_no_bracket():
     with pytest.raises(ValueError, match="turning_points"):
         made.delta(0.1)
     (pieces,) = made.numeric.terms[0].privacy_losses[0].pieces
-    every = np.arange(len(pieces.left))
-    parts = MonotonePieces(replace(pieces, intervals=None), every, pieces.left, pieces.right)
+    every = np.arange(len(pieces.lower))
+    parts = MonotonePieces(replace(pieces, intervals=None), every, pieces.lower, pieces.upper)
     with pytest.raises(UnknownSteepnessError):  # Where its density has to be integrated.
         parts.refined(parts.panels(), 0.1)
 

@@ -18,7 +18,14 @@ from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
 from accountants.composition.brackets import grid, sums
 from accountants.composition.brackets.cells import Cells, cells_on_grid, split_monotone
-from accountants.composition.brackets.grid import ComposedBounds, GridBracket, Masses, above, below, compose
+from accountants.composition.brackets.grid import (
+    ComposedBounds,
+    GridBracket,
+    Masses,
+    compose,
+    lower_masses,
+    upper_masses,
+)
 from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.registry import dominating_pairs
@@ -167,7 +174,7 @@ PAIRS = {
 def test_connected_dots_keep_both_masses(name):
     step = 0.0371
     cut = cells(step, *PAIRS[name])
-    found = above(cut, step, 1)
+    found = upper_masses(cut, step, 1)
     k = found.first + np.arange(len(found.mass))
     assert found.mass.sum() == pytest.approx(cut.p.sum(), rel=1e-10)
     assert found.mass @ np.exp(-k * step) == pytest.approx(np.exp(-k[:-2] * step) @ (cut.p - cut.gain).sum(1), rel=1e-8)
@@ -181,7 +188,7 @@ def test_one_report_between_its_bounds(name):
     exact = guarantee(m, D)
     for step in (0.5, 0.0371):
         cut = cells(step, m, D)
-        low, high = (compose([side(cut, step, 1)], step, 1.0) for side in (below, above))
+        low, high = (compose([side(cut, step, 1)], step, 1.0) for side in (lower_masses, upper_masses))
         for eps in np.linspace(0.0, 0.9, 14):
             assert low.delta(eps, -1) <= exact.delta(eps) <= high.delta(eps, 1)
 
@@ -194,7 +201,7 @@ def test_bounds_hold_for_any_tilt():
     for eps in (1.0, 5.0, 9.0):
         exact = ndtr(total / 2 - eps / total) - math.exp(eps) * ndtr(-total / 2 - eps / total)
         for tilt in (0.0, 1.0, eps, 12.0):
-            low, high = (compose([side(cut, step, n)], step, tilt) for side in (below, above))
+            low, high = (compose([side(cut, step, n)], step, tilt) for side in (lower_masses, upper_masses))
             assert low.delta(eps, -1) <= exact * (1 + 1e-9)
             assert exact * (1 - 1e-9) <= high.delta(eps, 1)
 
@@ -204,9 +211,9 @@ def test_without_the_error_of_the_transform_a_poor_tilt_breaks_the_bracket(monke
     n, step, eps = 400, 0.003, 9.0
     cut = cells(step, Additive(Gaussian(20.0)), 1.0)
     exact = ndtr(0.5 - eps) - math.exp(eps) * ndtr(-0.5 - eps)
-    low = compose([below(cut, step, n)], step, 0.0)
+    low = compose([lower_masses(cut, step, n)], step, 0.0)
     assert low.delta(eps, -1) <= exact
-    assert dataclasses.replace(low, error=0.0, outside=0.0).delta(eps, -1) > exact
+    assert dataclasses.replace(low, error=0.0, misplaced=0.0).delta(eps, -1) > exact
 
 
 # Planted faults
@@ -222,13 +229,13 @@ def broken(name):
 @pytest.mark.parametrize("name", slow(["recycled", "windowed"], "windowed"))
 def test_planted_faults_of_the_upper_bound_are_seen(monkeypatch, name):
     assert not broken(name)
-    monkeypatch.setattr(grid, "above", lambda n, step, count: _times(above(n, step, count), 1 - 1e-3))
+    monkeypatch.setattr(grid, "upper_masses", lambda n, step, count: _times(upper_masses(n, step, count), 1 - 1e-3))
     assert broken(name)
 
     def rounded_down(n, step, count):
-        return above(dataclasses.replace(n, gain=0 * n.gain), step, count)
+        return upper_masses(dataclasses.replace(n, gain=0 * n.gain), step, count)
 
-    monkeypatch.setattr(grid, "above", rounded_down)
+    monkeypatch.setattr(grid, "upper_masses", rounded_down)
     assert broken(name)
 
 
@@ -250,7 +257,9 @@ def _all_up(some: Cells, step, count):
     return dataclasses.replace(_moved(some, 1.0), count=count)
 
 
-@pytest.mark.parametrize(("fault", "is_seen"), [(below, False), (_nearest, True), (_all_up, True), (above, True)])
+@pytest.mark.parametrize(
+    ("fault", "is_seen"), [(lower_masses, False), (_nearest, True), (_all_up, True), (upper_masses, True)]
+)
 def test_groups_that_do_not_balance_are_seen(fault, is_seen):
     """The exact profile of one report, on a coarse grid; a spread in the place of a contraction is a fault too."""
     m, D = PAIRS["gaussian"]
@@ -276,8 +285,8 @@ def test_missing_infinite_mass_is_seen(monkeypatch):
     certain = -math.expm1(20 * math.log1p(-one))
     assert low <= 1.01 * certain
     assert certain <= high
-    forget = lambda n, step, count: dataclasses.replace(above(n, step, count), infinite=0.0)  # noqa: E731
-    monkeypatch.setattr(grid, "above", forget)
+    forget = lambda n, step, count: dataclasses.replace(upper_masses(n, step, count), infinite=0.0)  # noqa: E731
+    monkeypatch.setattr(grid, "upper_masses", forget)
     assert GridBracket(made).delta(2.0)[1] < certain
 
 

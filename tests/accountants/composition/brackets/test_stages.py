@@ -23,7 +23,7 @@ from accountants.composition.brackets.cells import (
     rough_losses,
     split_monotone,
 )
-from accountants.composition.brackets.grid import GridBracket, above, below, compose
+from accountants.composition.brackets.grid import GridBracket, compose, lower_masses, upper_masses
 from accountants.composition.brackets.masses import RATIO, Masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
@@ -54,8 +54,8 @@ def gaussian_cells(step):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_sums_in_stages_hold_the_closed_form(stages):
     cells, step = gaussian_cells(2e-4), 2e-4
-    low = compose([below(cells, step, COUNT)], step, TILT, -1, stages)
-    high = compose([above(cells, step, COUNT)], step, TILT, 1, stages)
+    low = compose([lower_masses(cells, step, COUNT)], step, TILT, -1, stages)
+    high = compose([upper_masses(cells, step, COUNT)], step, TILT, 1, stages)
     for epsilon in EPSILONS:
         lower, upper = low.delta(epsilon, -1), high.delta(epsilon, 1)
         assert lower <= exact(epsilon) * (1 + 1e-10)
@@ -67,8 +67,8 @@ def test_a_stage_with_the_wrong_side_is_seen():
     """A contraction in the upper bound's stages gives less than the truth, and a spread in the lower one's more."""
     step = 2e-4
     cells = gaussian_cells(step)
-    assert compose([above(cells, step, COUNT)], step, TILT, -1, 2).delta(6.0, 1) < exact(6.0)
-    assert compose([below(cells, step, COUNT)], step, TILT, 1, 2).delta(6.0, -1) > exact(6.0)
+    assert compose([upper_masses(cells, step, COUNT)], step, TILT, -1, 2).delta(6.0, 1) < exact(6.0)
+    assert compose([lower_masses(cells, step, COUNT)], step, TILT, 1, 2).delta(6.0, -1) > exact(6.0)
 
 
 def reports(seed, size=40):
@@ -99,10 +99,10 @@ def test_what_a_stage_loses_is_counted(monkeypatch):
     step = 2e-4
     cells = gaussian_cells(step)
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 1e3)
-    high = compose([above(cells, step, COUNT)], step, TILT, 1, 2)
-    low = compose([below(cells, step, COUNT)], step, TILT, -1, 2)
+    high = compose([upper_masses(cells, step, COUNT)], step, TILT, 1, 2)
+    low = compose([lower_masses(cells, step, COUNT)], step, TILT, -1, 2)
     assert low.delta(6.0, -1) <= exact(6.0) <= high.delta(6.0, 1)
-    bare = dataclasses.replace(high, outside=0.0, error=0.0), dataclasses.replace(low, outside=0.0, error=0.0)
+    bare = dataclasses.replace(high, misplaced=0.0, error=0.0), dataclasses.replace(low, misplaced=0.0, error=0.0)
     assert not bare[1].delta(6.0, -1) <= exact(6.0) <= bare[0].delta(6.0, 1)
 
 
@@ -188,7 +188,7 @@ def test_masses_that_are_rounded_stay_between_their_bounds(wrong):
     """A mass off by its stated error: the bounds of one report hold that of the true mass."""
     stated = MonotoneLoss(np.array([0.25 * (1 + wrong)]), np.zeros(1), np.array([0.4]), (), 0.0)
     cells = cells_on_grid(stated, 0.4, offset=0.4)
-    low, high = (side(cells, 0.4, 1).mass.sum() for side in (below, above))
+    low, high = (side(cells, 0.4, 1).mass.sum() for side in (lower_masses, upper_masses))
     assert low <= 0.25 <= high
 
 
@@ -196,7 +196,7 @@ def test_a_contraction_keeps_the_mean_and_never_gains():
     """Groups have at least the p/q of their grid point, and hardly more: the mass under q is at least 1."""
     step = 0.05
     cells = gaussian_cells(step / SIGMA)
-    low, high = (side(cells, step / SIGMA, 1) for side in (below, above))
+    low, high = (side(cells, step / SIGMA, 1) for side in (lower_masses, upper_masses))
     q = [part.mass @ np.exp(-step / SIGMA * (part.first + np.arange(len(part.mass)))) for part in (low, high)]
     assert 0.0 <= q[0] - 1 < 1e-7
     assert abs(q[1] - 1) < 1e-7
@@ -226,7 +226,7 @@ def test_a_loss_that_is_steep_next_to_an_end_has_a_bracket():
     pair = WindowedPair(Sine(), Quartic(1.0713e-6), 0.35058, 75126.53, 1.64942, 0.0)
     rate, step = 0.34591, 0.0056675
     cells = cells_on_grid(split_monotone(pair.privacy_loss().subsampled(rate)), step)
-    low, high = (compose([side(cells, step, 1)], step, 1.0) for side in (below, above))
+    low, high = (compose([side(cells, step, 1)], step, 1.0) for side in (lower_masses, upper_masses))
     for epsilon in (0.0, 0.01, 0.1, 1.0):
         truth = rate * float(profile((pair,), np.float64(math.log1p(math.expm1(epsilon) / rate))))
         assert low.delta(epsilon, -1) <= truth <= high.delta(epsilon, 1) <= low.delta(epsilon, -1) * (1 + 1e-7)
@@ -241,7 +241,7 @@ def test_errors_do_not_grow_with_the_points(name):
     }[name]
     losses = pair.privacy_loss().subsampled(rate)
     cells = cells_on_grid(split_monotone(losses), step, reach=(-np.inf, 0.01))
-    low, high = (side(cells, step, 1) for side in (below, above))
+    low, high = (side(cells, step, 1) for side in (lower_masses, upper_masses))
     mean = [count * (part.mass * step * (part.first + np.arange(len(part.mass)))).sum() for part in (low, high)]
     assert 0 <= count * math.log(high.mass.sum() / low.mass.sum()) < 1e-6
     assert abs(mean[1] - mean[0]) < 1e-3
@@ -269,7 +269,7 @@ def test_sums_of_positive_terms_are_those_of_transforms(stages):
     mu = math.sqrt(count) / SIGMA
     for epsilon in (0.2, 0.5):
         truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
-        for side, part in ((-1, below(cells, step, count)), (1, above(cells, step, count))):
+        for side, part in ((-1, lower_masses(cells, step, count)), (1, upper_masses(cells, step, count))):
             direct = sums.compose_directly([part], step, 1e-20, side, stages).delta(epsilon, side)
             tilted = compose([part], step, 2.0, side, stages).delta(epsilon, side)
             assert side * direct >= side * truth
@@ -281,14 +281,14 @@ def test_mass_that_is_left_out_of_sums_of_positive_terms_is_counted():
     cells, count = gaussian_cells(step), 40
     mu, epsilon = math.sqrt(count) / SIGMA, 0.5
     truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
-    high = sums.compose_directly([above(cells, step, count)], step, 1e-2, 1)
-    assert high.delta(epsilon, 1) >= truth > dataclasses.replace(high, outside=0.0).delta(epsilon, 1)
+    high = sums.compose_directly([upper_masses(cells, step, count)], step, 1e-2, 1)
+    assert high.delta(epsilon, 1) >= truth > dataclasses.replace(high, misplaced=0.0).delta(epsilon, 1)
 
 
 def test_sums_of_positive_terms_do_not_take_long(monkeypatch):
     monkeypatch.setattr(sums, "_MAX_PRODUCTS", 1000)
     with pytest.raises(TooManyPointsError, match="take too long"):
-        sums.compose_directly([above(gaussian_cells(1e-3), 1e-3, 40)], 1e-3, 1e-20, 1)
+        sums.compose_directly([upper_masses(gaussian_cells(1e-3), 1e-3, 40)], 1e-3, 1e-20, 1)
 
 
 @pytest.mark.lengthy
@@ -334,12 +334,14 @@ def test_a_mass_that_is_hardly_known_is_no_atom():
     whole = split_monotone(PrivacyLossDistribution.of_pieces(source, 0.0))
     assert not whole.p.any()
     cells = cells_on_grid(whole, 0.1)
-    assert below(cells, 0.1, 1).mass.sum() <= 1e-9 - 1e-17 <= 1e-9 + 1e-17 <= above(cells, 0.1, 1).mass.sum()
+    assert (
+        lower_masses(cells, 0.1, 1).mass.sum() <= 1e-9 - 1e-17 <= 1e-9 + 1e-17 <= upper_masses(cells, 0.1, 1).mass.sum()
+    )
 
 
 def excess(cells, step):
     """How much more mass of q the lower bound has, in steps: the mean loss of a report that it loses."""
-    low = below(cells, step, 1)
+    low = lower_masses(cells, step, 1)
     points = low.offset + step * (low.first + np.arange(len(low.mass)))
     return ((low.mass * np.exp(-points)).sum() - 1) / step
 
@@ -360,7 +362,7 @@ def test_a_window_cuts_no_group():
     losses = dominating_pairs(Additive(Gaussian(4.0)), 1.0)[0].privacy_loss().subsampled(0.01)
     step, ratio = 2e-6, 125
     whole = cells_on_grid(split_monotone(losses), step, window=(-0.006, 0.01), ratio=ratio)
-    low = below(whole, step, 1)
+    low = lower_masses(whole, step, 1)
     tail = low.offset + ratio * step * (low.tail.first + np.arange(len(low.tail.mass)))
     middle = low.offset + step * (low.first + np.arange(len(low.mass)))
     of_q = (low.mass * np.exp(-middle)).sum() + (low.tail.mass * np.exp(-tail)).sum()
@@ -407,7 +409,7 @@ def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
     made = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
     question = grid._EpsilonAt(1e-6)
-    (estimate, *_) = GridBracket(made)._estimated(lambda direction: direction.guess(1e-6))
+    (estimate, *_) = GridBracket(made)._estimates(lambda direction: direction.saddle_of_delta(1e-6))
     step = estimate.first_step(estimate.value)
     low, high = estimate.bounds(step, 1e-6, question, (-1, 1))
     assert 0 < high - low < 1e-3 * high
@@ -422,7 +424,7 @@ def test_a_grid_finer_than_the_roundings_of_losses_has_no_negative_mass():
     losses = dominating_pairs(Additive(Gaussian(1e14)), 1.0)[0].privacy_loss()
     for step in (1e-15, 1e-13):
         cells = cells_on_grid(split_monotone(losses), step)
-        high, low = above(cells, step, 1), below(cells, step, 1)
+        high, low = upper_masses(cells, step, 1), lower_masses(cells, step, 1)
         assert min(high.mass.min(), low.mass.min()) >= 0
         mean = [
             (part.mass * (part.offset + step * (part.first + np.arange(len(part.mass))))).sum() for part in (low, high)
@@ -434,8 +436,8 @@ def test_losses_that_are_raised_outside_of_a_window_raise_all():
     """The masses outside have the offset of those in the window."""
     half_cells = np.full((3, 2), 0.1)
     fine = Cells(0, 0.0, half_cells, 1e-7 * half_cells, 0.0, 0.0)
-    tail = replace(fine, first=2, outside=np.full((3, 2), 0.5))
-    high = above(replace(fine, tail=tail, ratio=5), 1e-3, 1)
+    tail = replace(fine, first=2, displacement=np.full((3, 2), 0.5))
+    high = upper_masses(replace(fine, tail=tail, ratio=5), 1e-3, 1)
     assert high.offset >= 0.5
 
 
