@@ -15,8 +15,9 @@ import math
 import numpy as np
 
 from accountants.composition.gaussian import log_delta_units, mills
-from accountants.dominating_pairs.additive import AdditivePair, gaussian_delta
+from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import UNITS_OF_EPS, UNITS_OF_SUMS
+from accountants.dominating_pairs.noise.gaussian import gaussian_delta
 from accountants.loss_intervals import UNIT
 from dpkernels.numerics import ndtri, special_functions
 from dpkernels.solve import NotPrivateError

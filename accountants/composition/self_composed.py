@@ -21,9 +21,10 @@ import numpy as np
 from jax import Array
 
 from accountants.composition.interpolation import pointwise_maximum
-from accountants.dominating_pairs.additive import AdditivePair, larger_profile
+from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import DominatingPair, is_whole
 from accountants.dominating_pairs.discrete import NO_LOSS
+from accountants.dominating_pairs.larger_profile import larger_profile
 from accountants.dominating_pairs.replaced import SYMMETRIC, check_replaceable, replaced_pair
 from accountants.dominating_pairs.sampled import Sampled
 from accountants.privacy_loss import PrivacyLossDistribution

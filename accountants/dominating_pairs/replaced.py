@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from accountants.dominating_pairs.additive import AdditivePair, NoiseFormulas
+from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import Curve, DominatingPair, upper
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.noise.formulas import NoiseFormulas
 from accountants.dominating_pairs.sampled import sampled_profile
 from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
 from dpkernels import checks

@@ -31,10 +31,11 @@ from noise_registry import LAWS, scale
 import accountants
 import dpkernels as dpk
 from accountants.dominating_pairs import base, windowed
-from accountants.dominating_pairs.additive import AdditivePair, larger_profile
-from accountants.dominating_pairs.additive import _crossings as crossings
+from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import Mixed, profile
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.larger_profile import _crossings as crossings
+from accountants.dominating_pairs.larger_profile import larger_profile
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon
 from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.gaussian import Gaussian
