@@ -41,7 +41,7 @@ from dpkernels.session import (
 )
 from dpkernels.session.reports import verify
 from dpkernels.session.results import plot_all
-from dpkernels.session.tables import UnknownColumnError, table_of
+from dpkernels.session.tables import UnknownColumnError, make_table
 from dpkernels.staging import naming, sha256_and_size, write_png
 
 _SPACE = 1 << 20  # Bytes that a table and its sidecar may need; it is checked before the charge.
@@ -128,7 +128,7 @@ def tidy(results: Sequence[Result], by: Mapping[str, object] | None, confidence:
 
 
 def _write(columns: Mapping[str, object], target: Path, file: object) -> None:
-    table = table_of("pyarrow", columns)
+    table = make_table("pyarrow", columns)
     if target.suffix == ".parquet":
         import pyarrow.parquet
 

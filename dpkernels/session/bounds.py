@@ -18,8 +18,8 @@ EXPONENTS = 2 * _STEPS + 1  # negative powers of two, 0, and positive ones
 _RISK = 1e-3  # that a bound is beyond all values
 
 
-def exponent_numbers(values: np.ndarray) -> np.ndarray:
-    """Return for each value the place of the least power of two, with its sign, that is not smaller."""
+def exponent_indices(values: np.ndarray) -> np.ndarray:
+    """Return for each value the index of the least power of two, with its sign, that is not smaller."""
     sizes = np.minimum(np.abs(values), 2.0**_LARGEST_EXPONENT)
     fractions, exponents = np.frexp(sizes)  # sizes = fractions 2^exponents, with fractions in [1/2, 1)
     exponents = np.maximum(exponents - (fractions == 0.5), _SMALLEST_EXPONENT)
@@ -27,36 +27,37 @@ def exponent_numbers(values: np.ndarray) -> np.ndarray:
     return (_STEPS + np.sign(values) * steps).astype(np.int64)
 
 
-def exponent_value(place: int) -> float:
-    """Return the number at a place of ``exponent_numbers``."""
-    steps = min(max(place, 0), EXPONENTS - 1) - _STEPS
+def exponent_value(index: int) -> float:
+    """Return the number at an index of ``exponent_indices``."""
+    steps = min(max(index, 0), EXPONENTS - 1) - _STEPS
     return math.copysign(2.0 ** (abs(steps) - 1 + _SMALLEST_EXPONENT), steps) if steps else 0.0
 
 
 def bounds_lattice(rows: int, epsilon: float) -> Lattice:
     """Return the lattice of the counts, of which a person changes some by at most so many rows."""
-    return Lattice.of(rows, epsilon, EXPONENTS, 1, counts=True)
+    return Lattice.for_sums(rows, epsilon, EXPONENTS, 1, counts=True)
 
 
 def private_bounds(column: str, run: Run, epsilon: float, title: str) -> tuple[float, float]:
     """Return bounds of nearly all values: powers of two, or 0.
 
     The values are counted by powers of two. A count is large if no noise of an empty one is as large, with probability
-    0.999. The bounds are the ends of the first and the last place with a large count, or of the place with the largest
+    0.999. The bounds are the ends of the first and the last power with a large count, or of the power with the largest
     one if there is none.
     """
 
-    def places(block: Block) -> tuple[np.ndarray, None]:
+    def indices(block: Block) -> tuple[np.ndarray, None]:
         values = numbers(block[column])
         missing = np.isnan(values)
-        return np.where(missing, -1, exponent_numbers(np.where(missing, 0.0, values))), None
+        return np.where(missing, -1, exponent_indices(np.where(missing, 0.0, values))), None
 
-    noisy = run.noisy(run.sums((column,), (EXPONENTS, 1), places), bounds_lattice(run.rows, epsilon), epsilon, title)
+    sums = run.sums((column,), (EXPONENTS, 1), indices)
+    noisy = run.add_noise(sums, bounds_lattice(run.rows_per_person, epsilon), epsilon, title)
     counts = noisy.values[:, 0]
     large = np.flatnonzero(counts > noisy.scale * math.log(EXPONENTS / (2 * _RISK)))
     if not len(large):
         large = np.array([np.argmax(counts)])
-    low, high = int(large[0]), int(large[-1])
-    lower, upper = exponent_value(low - 1), exponent_value(max(high, 1))
+    first, last = int(large[0]), int(large[-1])
+    lower, upper = exponent_value(first - 1), exponent_value(max(last, 1))
     run.parts[-1] = replace(run.parts[-1], label=f"{title}: bounds {lower:g} to {upper:g}")
     return lower, upper

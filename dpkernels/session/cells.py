@@ -13,11 +13,16 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from functools import lru_cache, partial
 from numbers import Number
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dpkernels.release import containers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Key: TypeAlias = str | int | float  # of a group, which rows of equal cells are in
 
 # The constants of SplitMix64.
 _SPLITMIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -28,10 +33,10 @@ _FLOAT = np.uint64(3)  # and other floats
 _TRUTH = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
 _MIDNIGHT = re.compile(r"^(\d{4}-\d\d-\d\d)[T ]00:00:00(?:\.0+)?$")
 _NUMBER: Any = Number  # which says nothing of the attributes that its types have
-_PLAIN = {str, int, float, bool, bytes, type(None)}  # types whose equal values are read alike
+_PLAIN_TYPES = {str, int, float, bool, bytes, type(None)}  # whose equal values are read alike
 
 
-def as_array(column: Any) -> np.ndarray:
+def as_array(column: containers.Container) -> np.ndarray:
     """Return a column as numbers, or as objects; missing cells are NaN or None.
 
     Its type alone decides how cells are read. A missing cell, which one person may have, does not change the others:
@@ -39,17 +44,17 @@ def as_array(column: Any) -> np.ndarray:
     """
     match containers.kind(column):
         case "pandas":
-            kind = column.dtype if isinstance(column.dtype, np.dtype) else getattr(column.dtype, "numpy_dtype", object)
-            is_plain = kind is column.dtype or (np.dtype(kind).kind in "biuf" and not column.isna().any())
-            array = column.to_numpy(dtype=kind) if is_plain else column.astype(object).to_numpy()
+            dtype = column.dtype if isinstance(column.dtype, np.dtype) else getattr(column.dtype, "numpy_dtype", object)
+            is_plain = dtype is column.dtype or (np.dtype(dtype).kind in "biuf" and not column.isna().any())
+            array = column.to_numpy(dtype=dtype) if is_plain else column.astype(object).to_numpy()
         case "polars":
-            kind, name = column.dtype, str(column.dtype)
-            is_plain = kind.is_float() or (kind.is_temporal() and name != "Time")
-            if (kind.is_integer() and "128" not in name) or name == "Boolean":
+            dtype, name = column.dtype, str(column.dtype)
+            is_plain = dtype.is_float() or (dtype.is_temporal() and name != "Time")
+            if (dtype.is_integer() and "128" not in name) or name == "Boolean":
                 is_plain = not column.null_count()
             array = column.to_numpy() if is_plain else _objects(column.to_list())
         case "pyarrow":
-            array = _cells(column)
+            array = _arrow_cells(column)
         case _ if isinstance(column, np.ma.MaskedArray):
             array = np.ma.filled(column.astype(object), None)
         case _:  # NumPy would make texts of all cells of a list if one is a text.
@@ -69,22 +74,22 @@ def as_array(column: Any) -> np.ndarray:
     return np.fromiter(cells, object, len(array))
 
 
-def _cells(column: Any) -> np.ndarray:
+def _arrow_cells(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Return the cells of a pyarrow column; one that Python cannot hold is None, and the others are read as ever."""
     try:
         return np.asarray(column) if _is_plain(column) else _objects(column.to_pylist())
     except Exception:  # of a text that is not UTF-8, of a date beyond the year 9999 within another type
-        return _objects([_cell(scalar) for scalar in column])
+        return _objects([_arrow_cell(scalar) for scalar in column])
 
 
-def _cell(scalar: Any) -> Any:
+def _arrow_cell(scalar: pa.Scalar) -> object:
     try:
         return scalar.as_py()
     except Exception:
         return None
 
 
-def _is_plain(column: Any) -> bool:
+def _is_plain(column: pa.Array | pa.ChunkedArray) -> bool:
     """Return whether NumPy reads the cells of a pyarrow column as what they are."""
     from pyarrow import types
 
@@ -95,7 +100,7 @@ def _is_plain(column: Any) -> bool:
     return is_text or types.is_floating(kind) or (types.is_temporal(kind) and not types.is_time(kind))
 
 
-def _objects(cells: Sequence[Any]) -> np.ndarray:
+def _objects(cells: Sequence[object]) -> np.ndarray:
     return np.fromiter(cells, object, len(cells))
 
 
@@ -109,7 +114,7 @@ def _number(cell: Any) -> float:
         return math.nan
 
 
-def _text(cell: Any) -> str:
+def _text(cell: object) -> str:
     try:
         return str(cell)
     except Exception:  # of an integer with thousands of digits, or of any object
@@ -123,7 +128,9 @@ def numbers(array: np.ndarray) -> np.ndarray:
     """
     with np.errstate(over="ignore"):  # of a wider float, which becomes infinite
         return (
-            array.astype(np.float64, copy=False) if array.dtype.kind in "biuf" else _by_cell(array, _number, np.float64)
+            array.astype(np.float64, copy=False)
+            if array.dtype.kind in "biuf"
+            else _map_cells(array, _number, np.float64)
         )
 
 
@@ -133,16 +140,17 @@ class Keys:
     One cell may decide whether a column is read as numbers or as texts. A key selects the same rows either way.
     """
 
-    def __init__(self, name: str, keys: Sequence[Any]) -> None:
+    def __init__(self, name: str, keys: Sequence[object] | np.ndarray) -> None:
         if isinstance(keys, str | bytes) or not isinstance(keys, Sequence | np.ndarray) or not len(keys):
-            kind = repr(keys) if isinstance(keys, str) else f"of type {type(keys).__name__}"
-            raise ValueError(f"by: the keys of {name!r} are {kind}; state a list of them, or 'found'")
-        self.name, self.keys = name, [_plain_key(key) for key in keys]
-        self._codes: dict[Any, int] = {}
-        for index, key in enumerate(self.keys):
+            description = repr(keys) if isinstance(keys, str) else f"of type {type(keys).__name__}"
+            raise ValueError(f"by: the keys of {name!r} are {description}; state a list of them, or 'found'")
+        self.name, self.keys = name, list[Key]()
+        self._codes: dict[float | str, int] = {}
+        for index, key in enumerate(map(_plain_key, keys)):
             if not isinstance(key, str | int | float) or key != key:
                 raise TypeError(f"by: key {key!r} of {name!r} must be a text, a number or a date")
-            if self._codes.setdefault(_form(key), index) != index:
+            self.keys.append(key)
+            if self._codes.setdefault(_number_or_text(key), index) != index:
                 raise ValueError(f"by: the keys of {name!r} have {key!r} twice; a row is in one group")
 
     def __len__(self) -> int:
@@ -150,26 +158,26 @@ class Keys:
 
     def codes(self, array: np.ndarray) -> np.ndarray:
         """Return for each cell the index of its key, or -1."""
-        numeric = {form: code for form, code in self._codes.items() if isinstance(form, float)}
+        numeric = {number: code for number, code in self._codes.items() if isinstance(number, float)}
         if array.dtype.kind in "iuf":
             ordered = np.array(sorted(numeric) or [math.nan])
             codes = np.array([numeric.get(number, -1) for number in ordered.tolist()])
-            places = np.minimum(np.searchsorted(ordered, array), len(ordered) - 1)
-            return np.where(ordered[places] == array, codes[places], -1)
-        return _by_cell(array.astype(object), self._code)
+            indices = np.minimum(np.searchsorted(ordered, array), len(ordered) - 1)
+            return np.where(ordered[indices] == array, codes[indices], -1)
+        return _map_cells(array.astype(object), self._code)
 
-    def _code(self, cell: Any) -> int:
-        return -1 if _is_missing(cell) else self._codes.get(_form(cell), self._codes.get(_key_text(cell), -1))
+    def _code(self, cell: object) -> int:
+        return -1 if _is_missing(cell) else self._codes.get(_number_or_text(cell), self._codes.get(_key_text(cell), -1))
 
 
-def _plain_key(key: Any) -> Any:
+def _plain_key(key: object) -> object:
     """Return a stated key as a number of Python or a text, as a date is in a column."""
     if isinstance(key, date | np.datetime64) and key == key:
         return _key_text(key)
     return key.item() if isinstance(key, np.generic) else key
 
 
-def _form(cell: Any) -> float | str:
+def _number_or_text(cell: object) -> float | str:
     """Return a cell's number, or else that of its text, as of a year, or else its text."""
     number, text = _number(cell), _key_text(cell)
     if number != number:
@@ -177,17 +185,17 @@ def _form(cell: Any) -> float | str:
     return number if number == number else text
 
 
-def _key_text(cell: Any) -> str:
+def _key_text(cell: object) -> str:
     """Return a cell's text, which can be written to a file; a date has a time of day only if that is not midnight."""
     text = _text(cell)
     try:
         raw = text.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # of other lone surrogates
         raw = text.encode(errors="backslashreplace")
-    return _MIDNIGHT.sub(r"\1", decoded(raw))
+    return _MIDNIGHT.sub(r"\1", decode_text(raw))
 
 
-def decoded(text: bytes) -> str:
+def decode_text(text: bytes) -> str:
     """Return a text, whose bytes are UTF-8, or else Windows-1252."""
     try:
         return text.decode()
@@ -195,41 +203,39 @@ def decoded(text: bytes) -> str:
         return text.decode("cp1252", "backslashreplace")
 
 
-def key_of(cell: Any) -> Any:
+def cell_key(cell: object) -> Key | None:
     """Return the key that a cell has when keys are found, or None if it is missing: a number, or else a text."""
     if _is_missing(cell):
         return None
-    form = _form(cell)
-    return int(form) if isinstance(form, float) and form.is_integer() and abs(form) < 2**63 else form
+    key = _number_or_text(cell)
+    return int(key) if isinstance(key, float) and key.is_integer() and abs(key) < 2**63 else key
 
 
-def keys_of(array: np.ndarray) -> tuple[list[Any], np.ndarray]:
+def distinct_keys(array: np.ndarray) -> tuple[list[Key], np.ndarray]:
     """Return the different keys of cells, in order, and the index of each cell's key, -1 if it is missing."""
-    known: dict[Any, int] = {}
-    keys = (key_of(cell) for cell in array.tolist())
-    codes = [-1 if key is None else known.setdefault(key, len(known)) for key in keys]
-    return list(known), np.array(codes, np.int64)
+    indices: dict[Key, int] = {}
+    keys = map(cell_key, array.tolist())
+    codes = [-1 if key is None else indices.setdefault(key, len(indices)) for key in keys]
+    return list(indices), np.array(codes, np.int64)
 
 
-def _is_missing(cell: Any) -> bool:
+def _is_missing(cell: object) -> bool:
     try:
         return cell is None or bool(cell != cell)
     except Exception:  # of pandas' NA, of arrays, of signalling NaNs
         return True
 
 
-def _by_cell(array: np.ndarray, function: Callable[[Any], Any], kind: Any = np.int64) -> np.ndarray:
+def _map_cells(array: np.ndarray, function: Callable[[Any], object], dtype: type = np.int64) -> np.ndarray:
     """Return a function of each cell, computed once for equal cells of a plain type.
 
     Equal cells of other types may have different texts, such as one instant in two time zones.
     """
-    remembered = lru_cache(maxsize=None, typed=True)(function)
-    return np.array(
-        [remembered(cell) if type(cell) in _PLAIN else function(cell) for cell in array.tolist()], dtype=kind
-    )
+    cached = lru_cache(maxsize=None, typed=True)(function)
+    return np.array([(cached if type(cell) in _PLAIN_TYPES else function)(cell) for cell in array.tolist()], dtype)
 
 
-def _mixed(words: np.ndarray) -> np.ndarray:
+def _splitmix(words: np.ndarray) -> np.ndarray:
     """Return a hash of 64-bit words, SplitMix64's: it need not be secret, because any choice of rows is private."""
     words = (words ^ (words >> np.uint64(30))) * _SPLITMIX[1]
     words = (words ^ (words >> np.uint64(27))) * _SPLITMIX[2]
@@ -240,29 +246,29 @@ def _hash_key(secret: bytes) -> np.uint64:
     return np.uint64(int.from_bytes(hashlib.blake2b(secret, digest_size=8).digest(), "little"))
 
 
-def hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
+def cell_hashes(array: np.ndarray, secret: bytes) -> np.ndarray:
     """Return a keyed hash of each cell: the same for the same number, or else for the same text, and for all missing.
 
     A number has one hash in every type of column, because the cells of one person may decide the type of all.
     """
     key = _hash_key(secret)
 
-    def of_text(cell: Any) -> int:
+    def text_hash(cell: object) -> int:
         text = "" if _is_missing(cell) else _text(cell)
         return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), key=secret, digest_size=8).digest())
 
     values = numbers(array)
-    words = _mixed((values + 0.0).view(np.uint64) * _SPLITMIX[0] + key)
-    lost = np.isnan(values)
-    words[lost] = _by_cell(array[lost].astype(object), of_text, np.uint64)
+    words = _splitmix((values + 0.0).view(np.uint64) * _SPLITMIX[0] + key)
+    is_text = np.isnan(values)
+    words[is_text] = _map_cells(array[is_text].astype(object), text_hash, np.uint64)
     return words
 
 
-def joined_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
+def row_hashes(columns: Iterable[np.ndarray], secret: bytes) -> np.ndarray:
     """Return a keyed hash of each row of one or more columns."""
-    words: Any = np.zeros(1, np.uint64)
+    words = np.zeros(1, np.uint64)
     for column in columns:
-        words = _mixed(words * _SPLITMIX[0] + hashes(column, secret))
+        words = _splitmix(words * _SPLITMIX[0] + cell_hashes(column, secret))
     return words
 
 
@@ -277,9 +283,9 @@ def person_words(array: np.ndarray, secret: bytes) -> tuple[np.ndarray, np.ndarr
     if array.dtype.kind in "iu" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
         tags, bits = _number_bits(array)
     else:
-        tags, bits = _by_cell(array, partial(_person, secret=secret), np.uint64).reshape(-1, 2).T
+        tags, bits = _map_cells(array, partial(_person, secret=secret), np.uint64).reshape(-1, 2).T
     is_number = (tags >= _SIGNED) & (tags <= _FLOAT)
-    words = np.where(is_number, _mixed(bits * _SPLITMIX[0] + _hash_key(secret)), bits)
+    words = np.where(is_number, _splitmix(bits * _SPLITMIX[0] + _hash_key(secret)), bits)
     if len(tags) and (tags == tags[0]).all():
         return np.broadcast_to(tags[0].copy(), tags.shape), words  # in no memory
     return tags.copy(), words
@@ -293,15 +299,15 @@ def _number_bits(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         bits = array.astype(np.int64 if array.dtype.kind == "i" else np.uint64).view(np.uint64)
         is_signed = np.ones(len(bits), bool) if array.dtype.kind == "i" else bits < np.uint64(1 << 63)
         return np.where(is_signed, _SIGNED, _UNSIGNED), bits
-    for tag, kind, low, high in ((_SIGNED, np.int64, -(2.0**63), 2.0**63), (_UNSIGNED, np.uint64, 2.0**63, 2.0**64)):
-        own = (values == np.floor(values)) & (values >= low) & (values < high)
-        bits[own], tags[own] = values[own].astype(kind).view(np.uint64), tag
+    for tag, dtype, low, high in ((_SIGNED, np.int64, -(2.0**63), 2.0**63), (_UNSIGNED, np.uint64, 2.0**63, 2.0**64)):
+        is_exact = (values == np.floor(values)) & (values >= low) & (values < high)
+        bits[is_exact], tags[is_exact] = values[is_exact].astype(dtype).view(np.uint64), tag
     missing = np.isnan(values)
     bits[missing], tags[missing] = 0, 0
     return tags, bits
 
 
-def _person(cell: Any, secret: bytes) -> tuple[int, int]:
+def _person(cell: object, secret: bytes) -> tuple[int, int]:
     """Return the type and the bits of a number, or a hash of a text."""
     if _is_missing(cell):
         return 0, 0

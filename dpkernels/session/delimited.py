@@ -6,9 +6,12 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from dpkernels.session.cells import decoded
+from dpkernels.session.cells import decode_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LONGEST_LINE = 1 << 24  # bytes of a line, which pyarrow must find within a block
 
@@ -42,7 +45,7 @@ class DelimitedLines:
                     feeds += block.count(b"\n")
         return feeds
 
-    def to_batches(self, columns: Sequence[str]) -> Iterator[Any]:
+    def to_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of some columns, as bytes and null where a cell is empty; batches may be of any size."""
         import pyarrow as pa
         from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
@@ -53,7 +56,7 @@ class DelimitedLines:
         )
         lines = ParseOptions(delimiter=self.delimiter)
         for path in self.paths:
-            for text in self._sound_lines(path):
+            for text in self._valid_lines(path):
                 # A byte order mark is left out at the start of what is read alone, where no row must begin.
                 reading = ReadOptions(column_names=self.names, block_size=len(text) + 2)
                 try:
@@ -72,32 +75,34 @@ class DelimitedLines:
             raise ValueError(f"data: {path} is empty; a header is needed")
         try:
             # The reader of pyarrow starts threads, which a process that ends at once may abort.
-            (names,) = csv.reader([decoded(line)], delimiter=self.delimiter, strict=True)
+            (names,) = csv.reader([decode_text(line)], delimiter=self.delimiter, strict=True)
         except csv.Error:
             raise ValueError(f"data: {path} has a header that is no line of a CSV file") from None
-        for other in {";", "\t", ","} - {self.delimiter}:
-            if line.count(other.encode()) > line.count(self.delimiter.encode()) and b'"' not in line:
-                raise ValueError(f"data: {path} has {other!r} between names of columns; {self.delimiter!r} is needed")
+        for delimiter in {";", "\t", ","} - {self.delimiter}:
+            if line.count(delimiter.encode()) > line.count(self.delimiter.encode()) and b'"' not in line:
+                raise ValueError(
+                    f"data: {path} has {delimiter!r} between names of columns; {self.delimiter!r} is needed"
+                )
         return names
 
-    def _sound_lines(self, path: Path) -> Iterator[bytes]:
+    def _valid_lines(self, path: Path) -> Iterator[bytes]:
         """Yield whole lines of a file without its header, those alone that are rows by themselves."""
         with path.open("rb") as file:
             file.readline(LONGEST_LINE)
-            held, is_long = b"", False
+            buffer, is_long = b"", False
             while block := file.read(LONGEST_LINE // 2):
-                held += block
-                whole, feed, held = held.rpartition(b"\n")
+                buffer += block
+                complete, feed, buffer = buffer.rpartition(b"\n")
                 if is_long and feed:  # The end of a line whose beginning was too long.
-                    whole, is_long = whole.partition(b"\n")[2], False
-                if feed and (lines := self._sound(whole)):
+                    complete, is_long = complete.partition(b"\n")[2], False
+                if feed and (lines := self._valid(complete)):
                     yield lines
-                if len(held) > LONGEST_LINE:
-                    held, is_long = b"", True
-            if held and not is_long and (lines := self._sound(held)):
+                if len(buffer) > LONGEST_LINE:
+                    buffer, is_long = b"", True
+            if buffer and not is_long and (lines := self._valid(buffer)):
                 yield lines
 
-    def _sound(self, lines: bytes) -> bytes:
+    def _valid(self, lines: bytes) -> bytes:
         is_plain = b'"' not in lines and lines.count(b"\r") == lines.count(b"\r\n") + lines.endswith(b"\r")
         return lines if is_plain and len(lines) <= LONGEST_LINE else self._filtered(lines)
 

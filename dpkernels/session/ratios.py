@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from dpkernels.session.sums import UNIT_LOG2, NoisySums
 
+Coefficients: TypeAlias = Callable[[np.ndarray], np.ndarray]  # of k sums, from nu of any shape (...): shape (..., k)
 _MIN_SCALE_RATIO = 1.01  # of neighbouring scales in a sum of Laplace noises
 _MAX_GROWTHS = 40  # of the distance of an end from the ratio, until it is refused
 _HALVINGS = 36  # of the interval in which an end is
@@ -27,10 +28,10 @@ def laplace_tail(t: np.ndarray, scales: np.ndarray) -> np.ndarray:
     s = np.maximum(s, np.maximum(1e-6 * s[..., -1:], 1e-300))
     for j in range(1, s.shape[-1]):
         s[..., j] = np.maximum(s[..., j], _MIN_SCALE_RATIO * s[..., j - 1])
-    total: Any = 0.0
+    total = np.zeros(np.shape(t))
     for j in range(s.shape[-1]):
-        square, others = s[..., j : j + 1] ** 2, np.delete(s, j, -1) ** 2
-        total = total + np.prod(square / (square - others), -1) * np.exp(-np.maximum(t, 0.0) / s[..., j])
+        square, other_squares = s[..., j : j + 1] ** 2, np.delete(s, j, -1) ** 2
+        total = total + np.prod(square / (square - other_squares), -1) * np.exp(-np.maximum(t, 0.0) / s[..., j])
     return np.where(t > 0, np.clip(total / 2 * (1 + 1e-6) + 1e-12, 0.0, 0.5), 1.0)
 
 
@@ -41,19 +42,19 @@ class Ratio:
     P and R may depend on another number nu, which is such a ratio itself: the mean of x, for a variance or a slope.
     """
 
-    above: Callable[[Any], np.ndarray]  # nu -> P, shape (..., k)
-    below: Callable[[Any], np.ndarray]  # nu -> R
+    numerator: Coefficients  # nu -> P
+    denominator: Coefficients  # nu -> R
     ends: tuple[float, float] = (-math.inf, math.inf)  # between which tau is
     nuisance: Ratio | None = None
 
     def value(self, noisy: NoisySums) -> np.ndarray:
         """Return tau of the released sums, clipped to its ends; the middle or 0 where they say nothing."""
         nu = self.nuisance.value(noisy) if self.nuisance else np.zeros(len(noisy.values))
-        above, below = (_dot(form(nu), noisy) for form in (self.above, self.below))
+        numerator, denominator = _dot(self.numerator(nu), noisy), _dot(self.denominator(nu), noisy)
         low, high = self.ends
         middle = (low + high) / 2 if math.isfinite(high - low) else max(low, 0.0)
-        positive = below > 0
-        return np.where(positive, np.clip(above / np.where(positive, below, 1.0), low, high), middle)
+        is_positive = denominator > 0
+        return np.where(is_positive, np.clip(numerator / np.where(is_positive, denominator, 1.0), low, high), middle)
 
     def bounds(self, noisy: NoisySums, confidence: float) -> tuple[np.ndarray, np.ndarray]:
         """Return an interval of tau for every group, which inverts tests of the linear form, as Fieller's does.
@@ -67,44 +68,44 @@ class Ratio:
             low, high = self._bounds(noisy, np.zeros((1, len(noisy.values))), alpha)
             return low[0], high[0]
         low, high = self.nuisance.bounds(noisy, 1 - alpha / 10)
-        known = np.isfinite(high - low)
-        low, high = np.where(known, low, 0.0), np.where(known, high, 0.0)
+        is_finite = np.isfinite(high - low)
+        low, high = np.where(is_finite, low, 0.0), np.where(is_finite, high, 0.0)
         nu = low + (high - low) * np.linspace(0, 1, _MEAN_VALUES)[:, None]
         lows, highs = self._bounds(noisy, nu, 0.9 * alpha)
-        return np.where(known, lows.min(0), self.ends[0]), np.where(known, highs.max(0), self.ends[1])
+        return np.where(is_finite, lows.min(0), self.ends[0]), np.where(is_finite, highs.max(0), self.ends[1])
 
     def _bounds(self, noisy: NoisySums, nu: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
         """Return intervals for every nu of shape (m, groups)."""
-        P, R = self.above(nu), self.below(nu)
-        above, below = _dot(P, noisy), _dot(R, noisy)
+        P, R = self.numerator(nu), self.denominator(nu)
+        numerator, denominator = _dot(P, noisy), _dot(R, noisy)
         # Noise is moved outwards by a step, rounding is half a step, and that of a row at most 2^-31.
         error = 1 + noisy.slack + np.maximum(noisy.values.sum(1), 0.0) * 2.0 ** (1 + UNIT_LOG2)
 
-        def is_likely(form: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-            distance = form - np.abs(coefficients).sum(-1) * error
+        def is_likely(linear_form: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
+            distance = linear_form - np.abs(coefficients).sum(-1) * error
             return laplace_tail(distance, noisy.scale * coefficients) > alpha / 2
 
-        unknown = is_likely(below, R)
-        start = np.where(unknown, 0.0, above / np.where(unknown, 1.0, below))
+        is_unbounded = is_likely(denominator, R)
+        start = np.where(is_unbounded, 0.0, numerator / np.where(is_unbounded, 1.0, denominator))
         ends = []
         for sign, end in zip((-1.0, 1.0), self.ends, strict=True):
 
             def refuses(tau: np.ndarray, sign: float = sign) -> np.ndarray:
-                return ~is_likely(sign * (tau * below - above), P - tau[..., None] * R)
+                return ~is_likely(sign * (tau * denominator - numerator), P - tau[..., None] * R)
 
             step = np.maximum(np.abs(start), 1.0) * 2.0**-40
             for _ in range(_MAX_GROWTHS):
-                if (found := refuses(start + sign * step) | unknown).all():
+                if (is_enclosed := refuses(start + sign * step) | is_unbounded).all():
                     break
-                step = np.where(found, step, 4 * step)
+                step = np.where(is_enclosed, step, 4 * step)
             inner, outer = start, start + sign * step
             for _ in range(_HALVINGS):
                 middle = (inner + outer) / 2
                 refused = refuses(middle)
                 inner, outer = np.where(refused, inner, middle), np.where(refused, middle, outer)
-            ends.append(np.where(unknown | ~found, end, np.clip(outer, *self.ends)))
+            ends.append(np.where(is_unbounded | ~is_enclosed, end, np.clip(outer, *self.ends)))
         return ends[0], ends[1]
 
 
-def _dot(form: np.ndarray, noisy: NoisySums) -> np.ndarray:
-    return ((noisy.values + noisy.slack) * form).sum(-1)
+def _dot(coefficients: np.ndarray, noisy: NoisySums) -> np.ndarray:
+    return ((noisy.values + noisy.slack) * coefficients).sum(-1)

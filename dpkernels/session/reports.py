@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any
 
 from accountants.charges import composed_epsilon
-from dpkernels.bounded_json import integer
+from dpkernels.bounded_json import JsonObject, integer
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.decimals import rational, shortest
@@ -24,8 +24,8 @@ from dpkernels.session.run import Part
 from dpkernels.session.statistics import Statistic
 
 FORMAT = "dpkernels session 2"
-_FULL = "dpkernels session 1"  # whose certificates held their integers themselves
-_PARTS = ("label", "epsilon", "delta", "sensitivity", "step", "reports")
+_FORMAT_WITHOUT_REFERENCES = "dpkernels session 1"  # whose certificates held their integers themselves
+_PART_FIELDS = ("label", "epsilon", "delta", "sensitivity", "step", "reports")
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, ne
         plan = f", all of plan {entry.plan}" if entry.plan else ""
         lines.append(f"{entry.statistic.title}{settings}: {entry.cost}{plan}")
         for part in entry.parts:
-            own = f"epsilon {shortest(part.epsilon)}" + (f", delta {shortest(part.delta)}" if part.delta else "")
+            cost = f"epsilon {shortest(part.epsilon)}" + (f", delta {shortest(part.delta)}" if part.delta else "")
             noise = part.choice
             if part.certificate is not None:
-                kind = "bounded" if part.delta else "discrete Laplace"
-                noise = f"{kind} noise in steps of {shortest(part.step)}, sensitivity {part.sensitivity} steps"
+                distribution = "bounded" if part.delta else "discrete Laplace"
+                noise = f"{distribution} noise in steps of {shortest(part.step)}, sensitivity {part.sensitivity} steps"
                 noise += f", certificate {digest_of(part.certificate.to_dict())[:16]}"
-            lines.append(f"  {part.label}: {own}; {noise}")
+            lines.append(f"  {part.label}: {cost}; {noise}")
     replaced = f"epsilon {format_amount(2 * spent.epsilon)}"
     if spent.delta:
         replaced += f" and delta {float(spent.delta) * (1 + math.exp(min(float(spent.epsilon), 700.0))):.3g}"
@@ -84,27 +84,34 @@ def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, ne
 
 def to_dict(
     entries: Sequence[Entry], spent: EpsilonDelta, neighbouring: str, ledger: str | None, confidence: float
-) -> dict[str, Any]:
-    """Return what ``verify`` reads."""
-    certificates, releases, integers = {}, [], dict[str, Any]()
+) -> JsonObject:
+    """Return the JSON that ``verify`` reads."""
+    certificates, releases, integers = JsonObject(), [], JsonObject()
     for entry in entries:
         parts = []
         for part in entry.parts:
-            form = {name: getattr(part, name) for name in _PARTS}
+            fields = {name: getattr(part, name) for name in _PART_FIELDS}
             if part.certificate is not None:
                 certificate = part.certificate.to_dict()
-                form["certificate"] = digest_of(certificate)
-                certificates[form["certificate"]] = certificate
-            parts.append(form)
-        about = {"statistic": entry.statistic.title, "settings": entry.statistic.settings, "charge": entry.charge}
-        cost = [format_amount(each) for each in entry.cost]
-        result = entry.result.to_dict(confidence)
-        releases.append({**about, "plan": entry.plan, "cost": cost, "parts": parts, "result": result})
+                fields["certificate"] = digest_of(certificate)
+                certificates[fields["certificate"]] = certificate
+            parts.append(fields)
+        releases.append(
+            {
+                "statistic": entry.statistic.title,
+                "settings": entry.statistic.settings,
+                "charge": entry.charge,
+                "plan": entry.plan,
+                "cost": [format_amount(amount) for amount in entry.cost],
+                "parts": parts,
+                "result": entry.result.to_dict(confidence),
+            }
+        )
     return {
         "format": FORMAT,
         "version": importlib.metadata.version("dpkernels"),
         "neighbouring": neighbouring,
-        "spent": [format_amount(each) for each in spent],
+        "spent": [format_amount(amount) for amount in spent],
         "ledger": ledger,
         "releases": releases,
         "certificates": with_references(certificates, integers),
@@ -112,7 +119,7 @@ def to_dict(
     }
 
 
-def verify(form: Any) -> list[str]:
+def verify(saved: JsonObject) -> list[str]:
     """Verify a saved session, and return lines that describe it.
 
     Every certificate is computed again from its integers. The parts of a release must have the claims of their
@@ -122,45 +129,45 @@ def verify(form: Any) -> list[str]:
 
     Raises:
         CertificateError: what is stated does not follow.
-        ValueError: the form is not a saved session.
+        ValueError: this is not a saved session.
     """
     try:
-        return _verified(form)
+        return _verified(saved)
     except (KeyError, TypeError, AttributeError, UnsoundError) as error:
         raise ValueError(f"is not a session that was saved: {type(error).__name__} {error}") from None
 
 
-def _verified(form: Any) -> list[str]:
-    if form["format"] not in (FORMAT, _FULL):
-        raise ValueError(f"is of format {form['format']!r}, not {FORMAT!r}")
-    full, certificates = form["certificates"], dict[str, Any]()
-    if form["format"] == FORMAT:
-        full = without_references(full, form["integers"])
-    for digest, own in full.items():
-        if digest_of(own) != digest:
+def _verified(saved: JsonObject) -> list[str]:
+    if saved["format"] not in (FORMAT, _FORMAT_WITHOUT_REFERENCES):
+        raise ValueError(f"is of format {saved['format']!r}, not {FORMAT!r}")
+    payloads, certificates = saved["certificates"], dict[str, Any]()
+    if saved["format"] == FORMAT:
+        payloads = without_references(payloads, saved["integers"])
+    for digest, payload in payloads.items():
+        if digest_of(payload) != digest:
             raise CertificateError(f"certificate {digest[:16]} was altered")
-        certificates[digest] = Certificate.from_dict(own)
+        certificates[digest] = Certificate.from_dict(payload)
     lines = [
-        f"neighbours, as declared: {form['neighbouring']}",
+        f"neighbours, as declared: {saved['neighbouring']}",
         "values, intervals, keys, settings, steps of noise, and entries of a ledger are as declared",
     ]
-    charged: dict[Any, tuple[EpsilonDelta, list[EpsilonDelta]]] = {}  # releases and plans, each with its claims
-    for number, release in enumerate(form["releases"]):
+    charged: dict[int | str, tuple[EpsilonDelta, list[EpsilonDelta]]] = {}  # plans and releases, each with its claims
+    for number, release in enumerate(saved["releases"]):
         cost = EpsilonDelta(*(parse_amount(text) for text in release["cost"]))
         stated, claims = charged.setdefault(integer("plan", release["plan"]) or f"release {number}", (cost, []))
         claims.append(_claims(release["parts"], certificates))
         if stated != cost:
             raise CertificateError(f"{release['statistic']}: its cost of {cost} is not its plan's of {stated}")
         choices = [part for part in release["parts"] if "certificate" not in part]
-        of_plan = f" with all of plan {release['plan']}" if release["plan"] else ""
-        lines.append(f"{release['statistic']}: {cost}{of_plan}, verified{', choices as declared' if choices else ''}")
+        plan = f" with all of plan {release['plan']}" if release["plan"] else ""
+        lines.append(f"{release['statistic']}: {cost}{plan}, verified{', choices as declared' if choices else ''}")
     for name, (cost, claims) in charged.items():
         if not _costs_at_most(claims, cost):
             raise CertificateError(
                 f"{'plan ' * isinstance(name, int)}{name}: its parts have more than its cost of {cost}"
             )
     total = reduce(plus, (cost for cost, _ in charged.values()), EpsilonDelta())
-    spent = EpsilonDelta(*(parse_amount(text) for text in form["spent"]))
+    spent = EpsilonDelta(*(parse_amount(text) for text in saved["spent"]))
     if total.epsilon > spent.epsilon or total.delta > spent.delta:
         raise CertificateError(f"the releases cost {total}, and {spent} is stated")
     costs = "the sum of all costs" if total == spent else f"of which {total} for these; other releases failed"
@@ -172,23 +179,23 @@ def _costs_at_most(claims: Sequence[EpsilonDelta], cost: EpsilonDelta) -> bool:
     total = reduce(plus, claims)
     if total.delta > cost.delta or total.epsilon <= cost.epsilon or len(claims) == 1:
         return total.delta <= cost.delta and total.epsilon <= cost.epsilon
-    rest = math.nextafter(float(cost.delta - total.delta), 0.0)
-    numbers = Counter(float(claim.epsilon) for claim in claims)
-    return rest > 0 and composed_epsilon(numbers, rest) <= cost.epsilon
+    delta = math.nextafter(float(cost.delta - total.delta), 0.0)  # what is left for the composition
+    epsilons = Counter(float(claim.epsilon) for claim in claims)
+    return delta > 0 and composed_epsilon(epsilons, delta) <= cost.epsilon
 
 
-def _claims(parts: Sequence[Mapping[str, Any]], certificates: Mapping[str, Any]) -> EpsilonDelta:
+def _claims(parts: Sequence[JsonObject], certificates: Mapping[str, Any]) -> EpsilonDelta:
     """Return the sum of the claims of parts, of which there is at least one."""
     if not parts:
         raise ValueError("a release has no parts")
     claims = [_claim(part, certificates) for part in parts]
-    epsilon, delta = (sum(each, Fraction(0)) for each in zip(*claims, strict=True))
+    epsilon, delta = (sum(amounts, Fraction(0)) for amounts in zip(*claims, strict=True))
     return EpsilonDelta(epsilon, delta)
 
 
-def _claim(part: Mapping[str, Any], certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
+def _claim(part: JsonObject, certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     """Return epsilon and delta of a part, which must be those of its certificate."""
-    if unknown := part.keys() - {*_PARTS, "certificate"}:  # such as a certificate whose name was altered
+    if unknown := part.keys() - {*_PART_FIELDS, "certificate"}:  # such as a certificate whose name was altered
         raise ValueError(f"{part['label']}: has an unknown field {sorted(unknown)[0]!r}")
     claim = rational(part["epsilon"]), rational(part["delta"])
     if min(claim) < 0 or integer("reports", part["reports"]) < 1:
@@ -197,11 +204,11 @@ def _claim(part: Mapping[str, Any], certificates: Mapping[str, Any]) -> tuple[Fr
         certificate = certificates.get(part["certificate"])
         if certificate is None:
             raise CertificateError(f"{part['label']}: its certificate {part['certificate'][:16]} is missing")
-        own = [part["reports"] * rational(getattr(certificate, name)) for name in ("epsilon", "delta")]
-        if [float(each) for each in own] != [float(each) for each in claim]:
-            raise CertificateError(
-                f"{part['label']}: its certificate claims epsilon {float(own[0])}, delta {float(own[1])}"
-            )
+        epsilon, delta = (
+            float(part["reports"] * rational(getattr(certificate, name))) for name in ("epsilon", "delta")
+        )
+        if (epsilon, delta) != tuple(map(float, claim)):
+            raise CertificateError(f"{part['label']}: its certificate claims epsilon {epsilon}, delta {delta}")
         if (D := getattr(certificate, "claim", certificate).sensitivity) != part["sensitivity"]:
             raise CertificateError(f"{part['label']}: its certificate is for sensitivity {D}")
     return claim

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partialmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,9 +14,14 @@ from dpkernels import checks
 from dpkernels.decimals import format_number
 from dpkernels.numerics import Real
 from dpkernels.session import plots
-from dpkernels.session.tables import table_of
+from dpkernels.session.plots import Index
+from dpkernels.session.tables import make_table
 
-Bounds = Callable[[float], tuple[np.ndarray, np.ndarray]]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+Bounds: TypeAlias = Callable[[float], tuple[np.ndarray, np.ndarray]]
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -25,7 +30,7 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _rows(index: Mapping[str, Sequence[Any]]) -> list[tuple[Any, ...]]:
+def _rows(index: Index) -> list[tuple[object, ...]]:
     return list(zip(*index.values(), strict=True))
 
 
@@ -42,10 +47,10 @@ class Result:
     """
 
     name: str
-    index: Mapping[str, Sequence[Any]]
+    index: Index
     _values: np.ndarray
     _bounds: Bounds
-    _known: tuple[Any, Any] = (-np.inf, np.inf)  # ends between which every true value is
+    _known: tuple[Real, Real] = (-np.inf, np.inf)  # ends between which every true value is
     _kind: str = "dict"  # of tables
 
     @property
@@ -76,9 +81,9 @@ class Result:
         names = {name: f"{name} (key)" if name in numbers else str(name) for name in self.index}
         columns = {names[name]: list(column) for name, column in self.index.items()}
         columns |= {name: array.tolist() for name, array in numbers.items()}
-        return table_of(self._kind, columns)
+        return make_table(self._kind, columns)
 
-    def plot(self, ax: Any = None, *, confidence: float = 0.95, together: bool = False) -> Any:
+    def plot(self, ax: Axes | None = None, *, confidence: float = 0.95, together: bool = False) -> Axes:
         """Draw the values with their intervals, and return the axes.
 
         A histogram is drawn as bands with lines at the values, a cross table as a map of cells, and everything else as
@@ -90,16 +95,16 @@ class Result:
             together: whether all intervals hold at once.
         """
         if ax is None:
-            (ax,) = plots.axes_for([self.index], [len(self)])
+            (ax,) = plots.new_axes([self.index], [len(self)])
         low, high = (np.atleast_1d(end) for end in self.interval(confidence, together=together))
         plots.draw(ax, self.name, self.index, self._values, low, high)
         about = f"{confidence:.0%} intervals, {'all at once' if together else 'each by itself'}"
         ax.set_title(f"{self.name}, {about}", fontsize=9, parse_math=False)
         return ax
 
-    def _combined(self, other: Any, sign: str, *, swapped: bool = False) -> Any:
-        function, is_number = _OPERATIONS[sign], not isinstance(other, Result)
-        if is_number:
+    def _combined(self, other: object, sign: str, *, swapped: bool = False) -> Any:
+        operation, is_number = _OPERATIONS[sign], not isinstance(other, Result)
+        if not isinstance(other, Result):
             if isinstance(other, bool) or not isinstance(other, int | float | np.number):
                 return NotImplemented
             number = np.array([float(other)])
@@ -114,15 +119,14 @@ class Result:
             a, b = ([np.clip(end, *side._known) for end in side._bounds(1 - alpha)] for side in (left, right))
             low, high = np.broadcast_arrays(*b)
             with np.errstate(all="ignore"):
-                corners = np.array([function(x, y) for x in a for y in b])
-            unknown = np.isnan(corners).any(0)
+                corners = np.array([operation(x, y) for x in a for y in b])
+            is_unbounded = np.isnan(corners).any(0)
             if sign == "/":
-                unknown = unknown | ((low <= 0) & (high >= 0))
-            ends = corners.min(0), corners.max(0)
-            return np.where(unknown, -np.inf, ends[0]), np.where(unknown, np.inf, ends[1])
+                is_unbounded = is_unbounded | ((low <= 0) & (high >= 0))
+            return np.where(is_unbounded, -np.inf, corners.min(0)), np.where(is_unbounded, np.inf, corners.max(0))
 
         with np.errstate(all="ignore"):
-            values = np.asarray(function(left._values, right._values), float)
+            values = np.asarray(operation(left._values, right._values), float)
         return Result(f"({left.name} {sign} {right.name})", index, values, bounds, _kind=self._kind)
 
     __add__, __radd__ = partialmethod(_combined, sign="+"), partialmethod(_combined, sign="+", swapped=True)
@@ -142,7 +146,7 @@ class Result:
             lines.append(f"  {label}: {numbers}" if label else f"  {numbers}")
         return "\n".join([*lines, *(["  ..."] if len(labels) > 30 else [])])
 
-    def to_dict(self, confidence: float = 0.95) -> dict[str, Any]:
+    def to_dict(self, confidence: float = 0.95) -> dict[str, object]:
         """Return values and intervals in a form that ``json`` can write: an infinite end is null."""
         low, high = (np.atleast_1d(end) for end in self.interval(confidence))
         numbers = {"value": self._values, "low": low, "high": high}
@@ -154,9 +158,9 @@ class Result:
         }
 
 
-def plot_all(results: Sequence[Result], *, confidence: float = 0.95) -> Any:
+def plot_all(results: Sequence[Result], *, confidence: float = 0.95) -> Figure | SubFigure:
     """Return a figure of results, one above the other."""
-    axes = plots.axes_for([result.index for result in results], [len(result) for result in results])
+    axes = plots.new_axes([result.index for result in results], [len(result) for result in results])
     for result, ax in zip(results, axes, strict=True):
         result.plot(ax, confidence=confidence)
     return axes[0].figure

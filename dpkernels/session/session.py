@@ -11,12 +11,12 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from jax import Array
@@ -25,6 +25,7 @@ import accountants
 import dpkernels as dpk
 from accountants.charges import composed_epsilon
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational, shortest
@@ -34,6 +35,7 @@ from dpkernels.session.reports import Entry
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
 from dpkernels.session.statistics import (
+    By,
     Count,
     Crosstab,
     Histogram,
@@ -46,13 +48,15 @@ from dpkernels.session.statistics import (
     Variance,
 )
 from dpkernels.session.sums import rounded_down
-from dpkernels.session.tables import Table, table_of
+from dpkernels.session.tables import Table, make_table
 from dpkernels.staging import replaced
 
-Amount = float | Fraction | Decimal  # a float is the decimal that it prints as
-By = Mapping[str, Any]  # a column to a list of its keys, or to "found"
+if TYPE_CHECKING:
+    from dpkernels.session.blocks import Data
+
+Amount: TypeAlias = float | Fraction | Decimal  # a float is the decimal that it prints as
 _EPSILONS = 1e-3, 20.0  # of one release
-_open = set[Any]()  # the data that sessions without a ledger are of
+_open_data = set[int | str]()  # identities of the data that sessions without a ledger are of
 
 
 class DataWarning(UserWarning):
@@ -75,7 +79,7 @@ class Session:
 
     def __init__(
         self,
-        data: Any,
+        data: Data,
         person: str | None = None,
         rows_per_person: int | None = None,
         groups_per_person: int | None = None,
@@ -106,7 +110,7 @@ class Session:
             TypeError: data of another kind, or of arguments.
             ValueError: an argument is out of range or missing.
         """
-        self._table = Table.of(data)
+        self._table = Table.open(data)
         if person is None:
             if rows_per_person not in (None, 1) or groups_per_person not in (None, 1):
                 raise ValueError("rows_per_person, groups_per_person: need the column of the person; a row is a person")
@@ -115,12 +119,10 @@ class Session:
             # The answer to whether somebody has two rows would be a release.
             raise ValueError(f"rows_per_person: must be stated for person={person!r}; more rows need more noise")
         self.person, self.rows_per_person = person, checks.integer_in("rows_per_person", rows_per_person, 1, 1 << 20)
-        self._groups = min(
-            self.rows_per_person,
-            self.rows_per_person
-            if groups_per_person is None
-            else checks.integer_in("groups_per_person", groups_per_person, 1, 1 << 20),
-        )
+        self._groups_per_person = self.rows_per_person
+        if groups_per_person is not None:
+            groups_per_person = checks.integer_in("groups_per_person", groups_per_person, 1, 1 << 20)
+            self._groups_per_person = min(self.rows_per_person, groups_per_person)
         self._ledger = Ledger(ledger) if isinstance(ledger, str | os.PathLike) else ledger
         if epsilon is None and self._ledger is None:
             raise ValueError("epsilon: a session without a ledger needs a budget")
@@ -131,16 +133,16 @@ class Session:
         self._entries: list[Entry] = []
         self._spent, self._plans = EpsilonDelta(), 0
         self._lock = threading.RLock()
-        self._warned = set[Any]()
+        self._warned = set[tuple[Hashable, tuple[float, float]]]()
         if person is not None:
             self._table.bound_rows(person, self.rows_per_person, self._derived("rows"))
         if self._ledger is None:
-            _warn_of_another(data)
+            _warn_of_second_session(data)
 
     def __repr__(self) -> str:
         return f"Session: {self.neighbouring}. Spent: {self.spent}. Left: {self.left}."
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("Session: cannot be copied, because a copy would not count the releases of the other")
 
     def _derived(self, name: str) -> bytes:
@@ -156,8 +158,8 @@ class Session:
     @property
     def left(self) -> EpsilonDelta:
         """Return what a release may still cost: by this session's budget and by the ledger, whichever has less."""
-        left = [each for _, each in self._budgets()]
-        return EpsilonDelta(min(each.epsilon for each in left), min(each.delta for each in left))
+        epsilons, deltas = zip(*(left for _, left in self._budgets()), strict=True)
+        return EpsilonDelta(min(epsilons), min(deltas))
 
     @property
     def budget(self) -> EpsilonDelta:
@@ -166,11 +168,11 @@ class Session:
 
     def _budgets(self) -> list[tuple[EpsilonDelta, EpsilonDelta]]:
         """Return the budget of this session and that of the ledger, as far as there are any, with what is left."""
-        found = [] if self._filter is None else [(self._filter.budget, self._filter.left)]
+        budgets = [] if self._filter is None else [(self._filter.budget, self._filter.left)]
         if self._ledger is not None:
             statement = self._ledger.statement()
-            found.append((statement.budget, statement.left))
-        return found
+            budgets.append((statement.budget, statement.left))
+        return budgets
 
     def _cost(self, epsilon: Amount | None, share: Amount | None, delta: Amount) -> EpsilonDelta:
         """Return the cost of a release, which floats hold: epsilon is given, or a share of the whole budget."""
@@ -179,7 +181,7 @@ class Session:
         if share is not None:
             checks.within("share", share, 0.0, 1.0)
             epsilon = rounded_down(amount("share", share) * self.budget.epsilon)
-        cost = EpsilonDelta(*(rational(float(amount(*each))) for each in (("epsilon", epsilon), ("delta", delta))))
+        cost = EpsilonDelta(rational(float(amount("epsilon", epsilon))), rational(float(amount("delta", delta))))
         checks.within("epsilon", float(cost.epsilon), *_EPSILONS)
         return cost
 
@@ -236,22 +238,22 @@ class Session:
                 of all.
             rows: the number of rows of a group, for which these widths are; it is not read from the data.
         """
-        cost, checked = self._cost(epsilon, share, delta), checks.integer_in("rows", rows, 1, 1 << 29)
+        cost, rows = self._cost(epsilon, share, delta), checks.integer_in("rows", rows, 1, 1 << 29)
         is_list = isinstance(statistics, Sequence) and len(statistics) > 0
-        if not is_list or not all(isinstance(each, Statistic) for each in statistics):
+        if not is_list or not all(isinstance(statistic, Statistic) for statistic in statistics):
             raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as [Count()]")
         needs = [1.0] * len(statistics)
         if widths is not None:
-            needs = self._allocated(statistics, widths, objective, checked, float(cost.epsilon))
-        finding = [each.finds_keys for each in statistics]
-        own = float(cost.delta) / 2 / max(sum(finding), 1) if any(finding) else 0.0
-        deltas = [float(f"{own * (1 - 1e-9):.9g}") if finds else 0.0 for finds in finding]
-        rest = float(cost.delta - sum((rational(each) for each in deltas), Fraction(0)))
-        epsilons = divided(needs, float(cost.epsilon), rest)
+            needs = self._allocate(statistics, widths, objective, rows, float(cost.epsilon))
+        finding = sum(statistic.finds_keys for statistic in statistics)
+        key_delta = float(f"{float(cost.delta) / 2 / max(finding, 1) * (1 - 1e-9):.9g}")
+        deltas = [key_delta if statistic.finds_keys else 0.0 for statistic in statistics]
+        composition_delta = float(cost.delta - sum(map(rational, deltas), Fraction(0)))
+        epsilons = divide(needs, float(cost.epsilon), composition_delta)
         self._check_all(statistics, epsilons, deltas)
-        return Plan(self, tuple(statistics), epsilons, tuple(deltas), cost, checked)
+        return Plan(self, tuple(statistics), epsilons, tuple(deltas), cost, rows)
 
-    def _allocated(
+    def _allocate(
         self, statistics: Sequence[Statistic], widths: Sequence[float], objective: str, rows: int, epsilon: float
     ) -> list[float]:
         """Return the epsilons that ``tune.allocate`` gives Laplace noise on numbers with such intervals.
@@ -261,11 +263,9 @@ class Session:
         checks.positive("widths", np.asarray(widths))
         if np.shape(widths) != (len(statistics),):
             raise ValueError(f"widths: has shape {np.shape(widths)}; one number for each statistic is needed")
-        r, lengths = self.rows_per_person, np.zeros(len(statistics))
-        epsilons = np.full(len(statistics), epsilon)
+        lengths, epsilons = np.zeros(len(statistics)), np.full(len(statistics), epsilon)
         for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
-            pairs = zip(statistics, epsilons.tolist(), strict=True)
-            products = [own * each.expected_width(rows, r, own) if each.is_known else math.nan for each, own in pairs]
+            products = epsilons * _expected_widths(statistics, epsilons.tolist(), rows, self.rows_per_person)
             if np.isnan(products).any():
                 unknown = statistics[int(np.argmax(np.isnan(products)))].title
                 raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")
@@ -280,8 +280,8 @@ class Session:
         if not isinstance(statistic, Statistic):
             raise TypeError(f"statistic: {statistic!r} is none of dpkernels.session, such as Count()")
         self._table.check_columns(*statistic.names)
-        own = float(amount("epsilon", epsilon)), float(amount("delta", delta))
-        statistic.check(self.rows_per_person, self._groups, *own)
+        budget = float(amount("epsilon", epsilon)), float(amount("delta", delta))
+        statistic.check(self.rows_per_person, self._groups_per_person, *budget)
 
     def _check_all(self, statistics: Sequence[Statistic], epsilons: Sequence[float], deltas: Sequence[float]) -> None:
         for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
@@ -298,7 +298,7 @@ class Session:
     ) -> list[Result]:
         """Check, warn, charge, and then compute and release."""
         self._check_all(statistics, epsilons, deltas)
-        titles = ", ".join(each.title for each in statistics)
+        titles = ", ".join(statistic.title for statistic in statistics)
         with self._lock:
             self._check_budgets(cost, titles)
             self._table.check_unchanged()
@@ -311,7 +311,7 @@ class Session:
             plan = self._plans if is_plan else 0
             for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
                 secret = self._derived(f"release {len(self._entries)} {statistic.title} {statistic.settings}")
-                run = Run(self._table, self.rows_per_person, self._groups, secret)
+                run = Run(self._table, self.rows_per_person, self._groups_per_person, secret)
                 result = statistic.release(run, epsilon, delta)
                 self._entries.append(Entry(statistic, plan, cost, tuple(run.parts), result, charge))
                 results.append(result)
@@ -321,8 +321,8 @@ class Session:
         for budget, left in self._budgets():
             if min(minus(left, cost)) < 0:
                 most = self.left
-                fits = f"at most epsilon {format_amount(most.epsilon)}, delta {format_amount(most.delta)} fits"
-                raise BudgetExceeded(budget, minus(budget, left), cost, f"{label}: {fits}; ")
+                advice = f"at most epsilon {format_amount(most.epsilon)}, delta {format_amount(most.delta)} fits"
+                raise BudgetExceeded(budget, minus(budget, left), cost, f"{label}: {advice}; ")
 
     def _charge(self, cost: EpsilonDelta, label: str) -> str:
         """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
@@ -466,7 +466,7 @@ class Session:
         self,
         column: str,
         k: int,
-        candidates: Sequence[Any],
+        candidates: Sequence[object],
         *,
         epsilon: Amount | None = None,
         share: Amount | None = None,
@@ -491,11 +491,11 @@ class Session:
         """
         return reports.report(self._entries, self.spent, self.left, self.neighbouring)
 
-    def to_dict(self, *, confidence: float = 0.95) -> dict[str, Any]:
+    def to_dict(self, *, confidence: float = 0.95) -> JsonObject:
         """Return results, intervals, certificates and charges as JSON, which ``save`` writes."""
         ledger = None if self._ledger is None else self._ledger.statement().ledger
-        form = reports.to_dict(self._entries, self.spent, self.neighbouring, ledger, confidence)
-        return cast(dict[str, Any], json.loads(json.dumps(form, default=lambda number: number.item())))
+        saved = reports.to_dict(self._entries, self.spent, self.neighbouring, ledger, confidence)
+        return dict(json.loads(json.dumps(saved, default=lambda number: number.item())))
 
     def save(self, path: str | os.PathLike[str], *, confidence: float = 0.95) -> None:
         """Write results, intervals, certificates and charges as JSON, which ``dpkernels certify --verify`` verifies."""
@@ -524,9 +524,8 @@ class Plan:
     rows: int
 
     def __repr__(self) -> str:
-        lines = (
-            f"  {each.title}: epsilon {shortest(e)}" for each, e in zip(self.statistics, self.epsilons, strict=True)
-        )
+        pairs = zip(self.statistics, self.epsilons, strict=True)
+        lines = (f"  {statistic.title}: epsilon {shortest(epsilon)}" for statistic, epsilon in pairs)
         return "\n".join([f"Plan of {self.cost}", *lines])
 
     def expected(self) -> Any:
@@ -534,60 +533,67 @@ class Plan:
 
         Of a table the width is that of one group of ``rows`` rows, spread in the middle of the bounds.
         """
-        r = self.session.rows_per_person
-        pairs = list(zip(self.statistics, self.epsilons, strict=True))
-        widths = [each.expected_width(self.rows, r, epsilon) if each.is_known else math.nan for each, epsilon in pairs]
         columns = {
-            "statistic": [each.title for each in self.statistics],
+            "statistic": [statistic.title for statistic in self.statistics],
             "epsilon": list(self.epsilons),
-            "width": widths,
+            "width": _expected_widths(self.statistics, self.epsilons, self.rows, self.session.rows_per_person),
         }
-        return table_of(self.session._table.kind, columns)
+        return make_table(self.session._table.kind, columns)
 
     def release(self) -> list[Result]:
         """Charge the budget once, and release all statistics; the errors are those of ``Session.release``."""
         return self.session._release(self.statistics, self.epsilons, self.deltas, self.cost, is_plan=True)
 
 
-def divided(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float, ...]:
+def _expected_widths(
+    statistics: Sequence[Statistic], epsilons: Sequence[float], rows: int, person_rows: int
+) -> list[float]:
+    """Return the expected width of each statistic's 95 % interval, NaN where it depends on the data."""
+    return [
+        statistic.expected_width(rows, person_rows, epsilon) if statistic.is_stated else math.nan
+        for statistic, epsilon in zip(statistics, epsilons, strict=True)
+    ]
+
+
+def divide(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float, ...]:
     """Return epsilons in proportion to needs, whose composition at delta is at most epsilon."""
     exact = [Fraction(need) for need in needs]  # Quotients of floats could add up to more than 1.
 
-    def parts(factor: float) -> list[float]:
+    def epsilons(factor: float) -> list[float]:
         return [rounded_down(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
 
-    def fits(factor: float) -> bool:
-        return composed_epsilon(Counter(parts(factor)), delta) <= epsilon * (1 - 1e-12)
+    def is_within_budget(factor: float) -> bool:
+        return composed_epsilon(Counter(epsilons(factor)), delta) <= epsilon * (1 - 1e-12)
 
     low, high = 1.0, 1.0
     if delta > 0 and len(needs) > 1:
-        while high < len(needs) and fits(high := min(high * 1.25, len(needs))):
+        while high < len(needs) and is_within_budget(high := min(high * 1.25, len(needs))):
             low = high
         for _ in range(12 if high > low else 0):
             middle = (low + high) / 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-    return tuple(parts(low))
+            low, high = (middle, high) if is_within_budget(middle) else (low, middle)
+    return tuple(epsilons(low))
 
 
-def _warn_of_another(data: Any) -> None:
+def _warn_of_second_session(data: Data) -> None:
     """Warn if there is another session of the same object, or of the same file, without a ledger."""
-    names = [_name_of(each) for each in (data if isinstance(data, list | tuple) else [data])]
-    if not _open.isdisjoint(names):
+    identities = [_identity(table) for table in (data if isinstance(data, list | tuple) else [data])]
+    if not _open_data.isdisjoint(identities):
         warnings.warn(
             "another session has the same data, and neither has a ledger: their budgets add up. Give one ledger to all "
             "sessions about the same people",
             stacklevel=3,
         )
-    _open.update(name for name in names if name is not None)
+    _open_data.update(identity for identity in identities if identity is not None)
 
 
-def _name_of(data: Any) -> Any:
-    """Return what names an object as long as it exists, or a file; None for lists, whose place may be used again."""
+def _identity(data: Data) -> int | str | None:
+    """Return what names an object as long as it exists, or a file; None for lists, whose memory may be used again."""
     if isinstance(data, str | os.PathLike):
         return str(Path(data).resolve())
-    held = next(iter(data.values())) if isinstance(data, Mapping) else data
+    owner = next(iter(data.values())) if isinstance(data, Mapping) else data
     try:
-        weakref.finalize(held, _open.discard, id(held))
+        weakref.finalize(owner, _open_data.discard, id(owner))
     except TypeError:
         return None
-    return id(held)
+    return id(owner)

@@ -14,23 +14,26 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise, product
-from typing import Any, ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import rational
+from dpkernels.estimation.released import ReleasedQuantile
 from dpkernels.session.blocks import Block
 from dpkernels.session.bounds import EXPONENTS, bounds_lattice, private_bounds
-from dpkernels.session.cells import Keys, numbers
-from dpkernels.session.quantiles import quantile_points, zoom_edges
-from dpkernels.session.ratios import Ratio
+from dpkernels.session.cells import Key, Keys, numbers
+from dpkernels.session.plots import Index
+from dpkernels.session.quantiles import private_quantiles, zoom_edges
+from dpkernels.session.ratios import Coefficients, Ratio
 from dpkernels.session.results import Result
-from dpkernels.session.run import Part, Run, key_sampler
-from dpkernels.session.sums import UNIT, Lattice, NoisySums, partition, rounded_down, sampler_of
+from dpkernels.session.run import Part, Run, WeightedRows, key_count_sampler
+from dpkernels.session.sums import UNIT, Lattice, NoisySums, noise_sampler, partition, rounded_down
 
-Rows = tuple[np.ndarray, Sequence[np.ndarray] | None]  # the cells of rows, -1 for none, and k weights or None for ones
+# A column to a list of its keys, or to "found".
+By: TypeAlias = Mapping[str, "str | Sequence[object]"]
 FOUND = "found"  # in place of keys, which are then found privately
 PRIVATE = "private"  # in place of bounds, which are then found privately
 _PRELIMINARY_DIVISOR = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
@@ -38,7 +41,7 @@ _MIN_KEY_EPSILON = 0.011  # of the noise of a key
 _MAX_GROUPS = 1 << 20  # of a statistic
 _QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
 _FEW_EDGES = 64  # of a histogram
-_MAX_POINTS = 1 << 32  # steps of a quantile's lattice: places are words of 32 bits
+_MAX_POINTS = 1 << 32  # of a quantile's lattice: positions are words of 32 bits
 
 
 class Groups:
@@ -46,22 +49,22 @@ class Groups:
 
     def __init__(self, keys: Sequence[Keys]) -> None:
         self.keys = keys
-        self.count = math.prod(len(each) for each in keys)
+        self.count = math.prod(map(len, keys))
         if self.count > _MAX_GROUPS:
             raise ValueError(f"by: has {self.count} groups; at most {_MAX_GROUPS} can be released")
 
     def codes(self, block: Block) -> np.ndarray:
         """Return the number of each row's group, -1 for none."""
         codes = np.zeros(block.rows, np.int64)
-        for each in self.keys:
-            own = each.codes(block[each.name])
-            codes = np.where((codes >= 0) & (own >= 0), codes * len(each) + own, -1)
+        for keys in self.keys:
+            key_codes = keys.codes(block[keys.name])
+            codes = np.where((codes >= 0) & (key_codes >= 0), codes * len(keys) + key_codes, -1)
         return codes
 
-    def index(self, repeats: int = 1) -> dict[str, list[Any]]:
+    def index(self, repeats: int = 1) -> dict[str, list[Key]]:
         """Return the columns of keys, each group ``repeats`` times."""
-        rows = [row for row in product(*(each.keys for each in self.keys)) for _ in range(repeats)]
-        return {each.name: [row[i] for row in rows] for i, each in enumerate(self.keys)}
+        rows = [row for row in product(*(keys.keys for keys in self.keys)) for _ in range(repeats)]
+        return {keys.name: [row[i] for row in rows] for i, keys in enumerate(self.keys)}
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Statistic(abc.ABC):
     persons have are released first, which needs a delta.
     """
 
-    by: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    by: By | None = field(default=None, kw_only=True)
     column_attributes: ClassVar[tuple[str, ...]] = ()  # the attributes that name columns
     sums_per_group: ClassVar[int] = 1  # sums of each group
     adds_whole_numbers: ClassVar[bool] = False  # whether rows add whole numbers to them
@@ -109,23 +112,23 @@ class Statistic(abc.ABC):
     @property
     def names(self) -> tuple[str, ...]:
         """Return the columns that it reads."""
-        own = [getattr(self, attribute) for attribute in self.column_attributes]
-        return tuple(dict.fromkeys([*own, *(self.by or {})]))
+        columns = [getattr(self, attribute) for attribute in self.column_attributes]
+        return tuple(dict.fromkeys([*columns, *(self.by or {})]))
 
     @property
     def title(self) -> str:
-        own = " on ".join(str(getattr(self, attribute)) for attribute in self.column_attributes)
+        columns = " on ".join(str(getattr(self, attribute)) for attribute in self.column_attributes)
         by = f" by {' and '.join(map(str, self.by))}" if self.by else ""
-        return f"{type(self).__name__.lower()}{f' of {own}' if own else ''}{by}"
+        return f"{type(self).__name__.lower()}{f' of {columns}' if columns else ''}{by}"
 
     @property
     def settings(self) -> str:
-        """Return the arguments as text, for reports."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return ", ".join(f"{name}={_plain(value)!r}" for name, value in given.items() if value is not None)
+        """Return the arguments as text, for reports and keys: with another text, releases of a key would change."""
+        arguments = {argument.name: getattr(self, argument.name) for argument in fields(self)}
+        return ", ".join(f"{name}={_python_value(value)!r}" for name, value in arguments.items() if value is not None)
 
     @property
-    def is_known(self) -> bool:
+    def is_stated(self) -> bool:
         """Return whether its keys and bounds are stated."""
         return not self.finds_keys and not self.has_private_bounds
 
@@ -148,15 +151,15 @@ class Statistic(abc.ABC):
                 raise ValueError(
                     f"epsilon: {epsilon:g} is too small to find keys, {most_groups} a person; from {least:g} on"
                 )
-            key_sampler(preliminary, delta, most_groups)
+            key_count_sampler(preliminary, delta, most_groups)
         else:
             groups = self.groups().count
-        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_known else 1 - 2 / _PRELIMINARY_DIVISOR):
+        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_stated else 1 - 2 / _PRELIMINARY_DIVISOR):
             raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person")
         try:
             if self.has_private_bounds:
-                sampler_of(bounds_lattice(rows, preliminary), preliminary, EXPONENTS)
-            sampler_of(*self.noise(rows, groups, main))
+                noise_sampler(bounds_lattice(rows, preliminary), preliminary, EXPONENTS)
+            noise_sampler(*self.noise(rows, groups, main))
         except ValueError as error:
             raise ValueError(
                 f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person: {error}"
@@ -173,7 +176,7 @@ class Statistic(abc.ABC):
         """Return the epsilon of keys that are found, and of private bounds; and of what is then released."""
         preliminary = rounded_down(rational(epsilon) / _PRELIMINARY_DIVISOR)
         for _ in range(self.finds_keys + self.has_private_bounds):
-            epsilon = _less(epsilon, preliminary)
+            epsilon = _remaining(epsilon, preliminary)
         return preliminary, epsilon
 
     def release(self, run: Run, epsilon: float, delta: float) -> Result:
@@ -181,13 +184,13 @@ class Statistic(abc.ABC):
         statistic: Statistic = self
         preliminary, main = self._divided(epsilon)
         if self.finds_keys:
-            keys = found_keys(self, run, preliminary, delta)
+            keys = find_keys(self, run, preliminary, delta)
             if not any(keys.values()):
                 return Result(self.title, keys, np.zeros(0), lambda _: (np.zeros(0),) * 2, _kind=run.table.kind)
-            statistic = _with(statistic, by=keys)
+            statistic = _unchecked_copy(statistic, by=keys)
         if self.has_private_bounds:
             lower, upper = private_bounds(statistic.names[0], run, preliminary, self.title)
-            statistic = _with(statistic, lower=lower, upper=upper, bounds=None)
+            statistic = _unchecked_copy(statistic, lower=lower, upper=upper, bounds=None)
         return statistic.release_groups(run, statistic.groups(), main)
 
     @abc.abstractmethod
@@ -199,42 +202,42 @@ class Statistic(abc.ABC):
         """Return the width of the 95 % interval of a group of so many rows, before anything is released."""
 
     @property
-    def cells(self) -> int:
-        """Return the number of parts of each group that are summed by themselves."""
+    def cells_per_group(self) -> int:
+        """Return the number of cells of each group, such as bins, that have sums of their own."""
         return 1
 
     def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
         """Return the lattice, epsilon and number of the sums that get noise."""
-        count = groups * self.cells
-        lattice = Lattice.of(rows, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers)
+        count = groups * self.cells_per_group
+        lattice = Lattice.for_sums(rows, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers)
         return lattice, epsilon, count * self.sums_per_group
 
     def noisy_sums(self, run: Run, groups: Groups, epsilon: float) -> NoisySums:
-        """Return noisy sums of ``rows_of`` over the cells of all groups."""
-        lattice, epsilon, size = self.noise(run.rows, groups.count, epsilon)
+        """Return noisy sums of ``weighted_rows`` over the cells of all groups."""
+        lattice, epsilon, size = self.noise(run.rows_per_person, groups.count, epsilon)
         shape = size // self.sums_per_group, self.sums_per_group
-        sums = run.sums(self.names, shape, lambda block: self.rows_of(block, groups.codes(block)))
-        return run.noisy(sums, lattice, epsilon, self.title)
+        sums = run.sums(self.names, shape, lambda block: self.weighted_rows(block, groups.codes(block)))
+        return run.add_noise(sums, lattice, epsilon, self.title)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
+    def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
         """Return the cells of rows and their integer weights."""
         return codes, None
 
     def _noise_width(self, person_rows: int, epsilon: float, confidence: float = 0.95) -> float:
         """Return the width of the interval of one sum of one group."""
         lattice, epsilon, size = self.noise(person_rows, 1, epsilon)
-        low, high = dpk.confidence_interval(np.zeros(size), sampler_of(lattice, epsilon, size), confidence)
+        low, high = dpk.confidence_interval(np.zeros(size), noise_sampler(lattice, epsilon, size), confidence)
         return float((high - low)[0]) * float(lattice.step)
 
 
-def check_bounds(lower: Any, upper: Any) -> tuple[float, float]:
+def check_bounds(lower: object, upper: object) -> tuple[float, float]:
     """Return two finite numbers of which the second is the larger."""
     low, high = (checks.number(name, end) for name, end in (("lower", lower), ("upper", upper)))
     checks.interval(low, high)
     return float(low), float(high)
 
 
-def _vector(name: str, values: Any) -> np.ndarray:
+def _vector(name: str, values: object) -> np.ndarray:
     """Return one number or several as an array."""
     with suppress(TypeError, ValueError, OverflowError):
         if np.ndim(array := np.asarray(values, float)) <= 1:
@@ -252,39 +255,39 @@ def scaled(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, n
     return np.clip(t, 0.0, 1.0, out=t), missing
 
 
-def _plain(value: Any) -> Any:
+def _python_value(value: object) -> object:
     """Return a value whose numbers are Python's, so that it has one text."""
     if isinstance(value, np.generic | np.ndarray):
-        return _plain(tuple(value.tolist())) if isinstance(value, np.ndarray) else value.item()
+        return _python_value(tuple(value.tolist())) if isinstance(value, np.ndarray) else value.item()
     if isinstance(value, Mapping):
-        return {_plain(name): _plain(each) for name, each in value.items()}
-    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+        return {_python_value(name): _python_value(entry) for name, entry in value.items()}
+    if type(value) is tuple:
+        return tuple(map(_python_value, value))
+    return list(map(_python_value, value)) if type(value) is list else value
 
 
-def _with(statistic: Statistic, **changes: Any) -> Statistic:
+def _unchecked_copy(statistic: Statistic, **changes: object) -> Statistic:
     """Return a changed copy without the checks of what a user states."""
-    copy = object.__new__(type(statistic))
-    for each in fields(statistic):
-        object.__setattr__(copy, each.name, changes.get(each.name, getattr(statistic, each.name)))
+    copy: Statistic = object.__new__(type(statistic))
+    for name in (argument.name for argument in fields(statistic)):
+        object.__setattr__(copy, name, changes.get(name, getattr(statistic, name)))
     return copy
 
 
-def _less(epsilon: float, part: float) -> float:
+def _remaining(epsilon: float, spent: float) -> float:
     """Return what is left of a budget."""
-    return rounded_down(rational(epsilon) - rational(part))
+    return rounded_down(rational(epsilon) - rational(spent))
 
 
-def _of_counts(
-    title: str, noisy: NoisySums, index: Mapping[str, Sequence[Any]], kind: str, chosen: np.ndarray | None = None
-) -> Result:
+def _count_result(title: str, noisy: NoisySums, index: Index, kind: str, chosen: np.ndarray | None = None) -> Result:
     """Return the result of counts, of all or of those that were chosen from them.
 
     A count that was chosen because it is large has a larger noise than others: then the intervals of all hold at once.
     """
-    selected, share = (slice(None), 1) if chosen is None else (chosen, noisy.values.size)
+    selected, simultaneous = (slice(None), 1) if chosen is None else (chosen, noisy.values.size)
 
     def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
-        risk = (1 - confidence) / share
+        risk = (1 - confidence) / simultaneous
         low, high = (end.reshape(-1)[selected] for end in noisy.bounds(min(1 - risk, np.nextafter(1.0, 0.0))))
         return np.ceil(low - 1e-6), np.floor(high + 1e-6)
 
@@ -298,7 +301,7 @@ class Count(Statistic):
     adds_whole_numbers: ClassVar[bool] = True
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        return _of_counts(self.title, self.noisy_sums(run, groups, epsilon), groups.index(), run.table.kind)
+        return _count_result(self.title, self.noisy_sums(run, groups, epsilon), groups.index(), run.table.kind)
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
         return self._noise_width(person_rows, epsilon)
@@ -319,15 +322,15 @@ class Histogram(Count):
             raise ValueError("edges: must be two or more increasing finite numbers, stated without looking at the data")
 
     @property
-    def cells(self) -> int:
+    def cells_per_group(self) -> int:
         return len(self.edges) - 1
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         noisy, ends = self.noisy_sums(run, groups, epsilon), list(self.edges)
-        index = groups.index(self.cells) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
-        return _of_counts(self.title, noisy, index, run.table.kind)
+        index = groups.index(self.cells_per_group) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
+        return _count_result(self.title, noisy, index, run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
+    def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
         values, edges = numbers(block[self.column]), np.asarray(self.edges, float)
         if len(edges) <= _FEW_EDGES:  # Comparisons are faster than searches.
             bins = np.full(len(values), -1, np.int64)
@@ -335,8 +338,8 @@ class Histogram(Count):
                 bins += values >= edge
         else:
             bins = np.searchsorted(edges[:-1], values, side="right") - 1
-        inside = (bins >= 0) & (values <= edges[-1]) & (codes >= 0)
-        return np.where(inside, codes * self.cells + bins, -1), None
+        is_counted = (bins >= 0) & (values <= edges[-1]) & (codes >= 0)
+        return np.where(is_counted, codes * self.cells_per_group + bins, -1), None
 
 
 @dataclass(frozen=True)
@@ -350,7 +353,7 @@ class Crosstab(Count):
 
 
 @dataclass(frozen=True)
-class _OfColumn(Statistic):
+class _BoundedColumn(Statistic):
     """A statistic of one column with bounds, to which values are clipped."""
 
     column: str
@@ -380,7 +383,7 @@ class _OfColumn(Statistic):
 
 
 @dataclass(frozen=True)
-class Sum(_OfColumn):
+class Sum(_BoundedColumn):
     """The sum of values, each rounded to 2^-32 of the larger bound."""
 
     @property
@@ -396,37 +399,38 @@ class Sum(_OfColumn):
             return low - margin, high + margin
 
         lower, upper = self._ends
-        known = 0.0 if lower >= 0 else -np.inf, 0.0 if upper <= 0 else np.inf
-        return Result(self.title, groups.index(), noisy.sums.reshape(-1) * size, bounds, known, run.table.kind)
+        possible = 0.0 if lower >= 0 else -np.inf, 0.0 if upper <= 0 else np.inf
+        return Result(self.title, groups.index(), noisy.sums.reshape(-1) * size, bounds, possible, run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
+    def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
         lower, upper = self._ends
-        shares = np.clip(numbers(block[self.column]), lower, upper)
-        missing = np.isnan(shares)
-        shares[missing] = 0.0
-        shares /= self._size
-        shares = np.clip(shares, -1.0, 1.0, out=shares)
-        shares *= UNIT
-        return np.where(missing, -1, codes), [np.rint(shares, out=shares)]
+        values = np.clip(numbers(block[self.column]), lower, upper)
+        missing = np.isnan(values)
+        values[missing] = 0.0
+        values /= self._size
+        weights = np.clip(values, -1.0, 1.0, out=values)
+        weights *= UNIT
+        return np.where(missing, -1, codes), [np.rint(weights, out=weights)]
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
         return self._noise_width(person_rows, epsilon) * self._size
 
 
-def _constant(*coefficients: float) -> Any:
+def _constant(*coefficients: float) -> Coefficients:
+    """Return nu -> coefficients, the same for every nu."""
     return lambda nu: np.broadcast_to(np.array(coefficients), (*np.shape(nu), len(coefficients)))
 
 
-def _polynomial(*terms: np.ndarray) -> Any:
+def _polynomial(*terms: np.ndarray) -> Coefficients:
     """Return nu -> sum_i terms[i] nu^i."""
-    return lambda nu: sum(np.multiply.outer(np.asarray(nu) ** i, term) for i, term in enumerate(terms))
+    return lambda nu: np.sum([np.multiply.outer(np.asarray(nu) ** i, term) for i, term in enumerate(terms)], 0)
 
 
 def _ratio_width(statistic: Statistic, ratio: Ratio, rows: int, person_rows: int, epsilon: float) -> float:
     """Return the width of a ratio's interval if all sums of a group are equal."""
     lattice, epsilon, size = statistic.noise(person_rows, 1, epsilon)
     values = np.full((1, size), np.rint(rows / size / float(lattice.step)))
-    low, high = ratio.bounds(NoisySums(values, lattice, sampler_of(lattice, epsilon, size)), 0.95)
+    low, high = ratio.bounds(NoisySums(values, lattice, noise_sampler(lattice, epsilon, size)), 0.95)
     return float(high[0] - low[0])
 
 
@@ -441,7 +445,7 @@ def _bernstein(t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Mean(_OfColumn):
+class Mean(_BoundedColumn):
     """The mean of values, from sum t and sum (1 - t), t the values scaled to [0, 1]."""
 
     sums_per_group: ClassVar[int] = 2
@@ -467,7 +471,7 @@ class Mean(_OfColumn):
         values = start + unit * self.ratio.value(noisy)
         return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
+    def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
         t, missing = scaled(block[self.column], *self._ends)
         return np.where(missing, -1, codes), partition(self._basis(t))
 
@@ -534,7 +538,7 @@ class Regression(Statistic):
         low, high = self._ends[1]
         zero = -low / (high - low)
         ones, y = np.array([1.0, 1.0]), np.array([0.0, 1.0])
-        n, x, xx = (np.kron(form, ones) for form in (_ONE, _FIRST, _SECOND))
+        n, x, xx = (np.kron(moment, ones) for moment in (_ONE, _FIRST, _SECOND))
         sy, xy = np.kron(_ONE, y), np.kron(_FIRST, y)
         mean = Ratio(_constant(*x), _constant(*n), (0.0, 1.0))
         slope = Ratio(_polynomial(xy, -sy), _polynomial(xx, -2 * x, n), nuisance=mean)
@@ -549,23 +553,22 @@ class Regression(Statistic):
         starts, units = np.array([y0, 0.0]), np.array([y1 - y0, (y1 - y0) / (x1 - x0)])
         ratios = self._ratios
 
-        def columns(parts: Sequence[np.ndarray]) -> np.ndarray:
-            return (starts + units * np.stack(parts, 1)).reshape(-1)
+        def rescaled(coefficients: Sequence[np.ndarray]) -> np.ndarray:
+            return (starts + units * np.stack(coefficients, 1)).reshape(-1)
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
             lows, highs = zip(*(ratio.bounds(noisy, confidence) for ratio in ratios), strict=True)
-            return columns(lows), columns(highs)
+            return rescaled(lows), rescaled(highs)
 
         index = groups.index(2) | {"coefficient": ["at 0", "slope"] * groups.count}
-        return Result(
-            self.title, index, columns([ratio.value(noisy) for ratio in ratios]), bounds, _kind=run.table.kind
-        )
+        values = rescaled([ratio.value(noisy) for ratio in ratios])
+        return Result(self.title, index, values, bounds, _kind=run.table.kind)
 
-    def rows_of(self, block: Block, codes: np.ndarray) -> Rows:
+    def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
         (y, no_y), (x, no_x) = (
             scaled(block[name], *ends) for name, ends in zip((self.y, self.x), self._ends, strict=True)
         )
-        weights = partition([of_x * of_y for of_x in _bernstein(x) for of_y in (1 - y, y)])
+        weights = partition([x_weight * y_weight for x_weight in _bernstein(x) for y_weight in (1 - y, y)])
         return np.where(no_x | no_y, -1, codes), weights
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
@@ -574,7 +577,7 @@ class Regression(Statistic):
 
 
 @dataclass(frozen=True)
-class Quantiles(_OfColumn):
+class Quantiles(_BoundedColumn):
     """The smallest values that shares p of the values do not exceed, by the exponential mechanism.
 
     Attributes:
@@ -585,15 +588,16 @@ class Quantiles(_OfColumn):
             follow. With 0 the intervals are [lower, upper].
     """
 
-    p: Any = 0.5
+    p: float | Sequence[float] = 0.5
     step: float | None = field(default=None, kw_only=True)
     interval_share: float = field(default=0.3, kw_only=True)
     adds_whole_numbers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = self._shares if np.isfinite(_vector("p", self.p)).all() else []
-        if not len(shares) or not all(0 < p < 1 for p in shares) or any(a >= b for a, b in pairwise(shares)):
+        probabilities = self._probabilities if np.isfinite(_vector("p", self.p)).all() else []
+        is_inside = len(probabilities) > 0 and all(0 < p < 1 for p in probabilities)
+        if not is_inside or any(a >= b for a, b in pairwise(probabilities)):
             raise ValueError(f"p: {self.p!r} must be increasing numbers in (0, 1), at least 1/1000 apart")
         checks.within("interval_share", checks.number("interval_share", self.interval_share), 0.0, 0.9)
         if self.step is not None:
@@ -602,10 +606,10 @@ class Quantiles(_OfColumn):
                 raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
 
     def smallest_epsilon(self, rows: int) -> float:
-        return 2e-5 * rows * (1 + math.log2(len(self._shares) + 1)) / (1 - self.interval_share)
+        return 2e-5 * rows * (1 + math.log2(len(self._probabilities) + 1)) / (1 - self.interval_share)
 
     @property
-    def _shares(self) -> list[Fraction]:
+    def _probabilities(self) -> list[Fraction]:
         return [Fraction(p).limit_denominator(1000) for p in np.atleast_1d(_vector("p", self.p)).tolist()]
 
     @property
@@ -621,55 +625,57 @@ class Quantiles(_OfColumn):
             return _QUANTILE_STEPS
         return min(math.floor((upper - lower) / step + 1e-9) + 1, _MAX_POINTS - 1)
 
-    def _values(self, places: np.ndarray) -> np.ndarray:
+    def _values(self, positions: np.ndarray) -> np.ndarray:
         (lower, upper), step = self._ends, self._step
         if step is None:
-            return lower + (upper - lower) * (places + 0.5) / _QUANTILE_STEPS
-        return lower + step * places
+            return lower + (upper - lower) * (positions + 0.5) / _QUANTILE_STEPS
+        return lower + step * positions
 
     def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
         """Return those of the counts near the points, of which a person changes at most ``rows``."""
-        counted = rounded_down(rational(epsilon) * rational(float(self.interval_share))) or epsilon
-        return Lattice.of(rows, counted, rows, 1, counts=True), counted, 1
+        count_epsilon = rounded_down(rational(epsilon) * rational(float(self.interval_share))) or epsilon
+        return Lattice.for_sums(rows, count_epsilon, rows, 1, counts=True), count_epsilon, 1
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
-        (lower, upper), shares = self._ends, self._shares
-        lattice, counted, _ = self.noise(run.rows, groups.count, epsilon)
-        chosen = _less(epsilon, counted) if self.interval_share else epsilon
-        members = run.places(self.names, groups.count, lambda block: self._places(block, groups.codes(block)))
-        points = [quantile_points(each, shares, self._points, chosen, run) for each in members]
-        run.parts.append(Part(f"{self.title}: points", chosen))
+        (lower, upper), probabilities = self._ends, self._probabilities
+        lattice, count_epsilon, _ = self.noise(run.rows_per_person, groups.count, epsilon)
+        choice_epsilon = _remaining(epsilon, count_epsilon) if self.interval_share else epsilon
+        rows = run.sorted_counts(self.names, groups.count, lambda block: self._positions(block, groups.codes(block)))
+        points = [private_quantiles(counts, probabilities, self._points, choice_epsilon, run) for counts in rows]
+        run.parts.append(Part(f"{self.title}: points", choice_epsilon))
         values = self._values(np.array(points, float).reshape(-1))
-        index = groups.index(len(shares)) | {"p": [float(p) for p in shares] * groups.count}
-        if len(shares) == 1:
-            del index["p"]
+        index = groups.index(len(probabilities))
+        if len(probabilities) > 1:
+            index["p"] = [float(p) for p in probabilities] * groups.count
         if not self.interval_share:
-            known = np.full(len(values), lower), np.full(len(values), upper)
-            return Result(self.title, index, values, lambda _: known, (lower, upper), run.table.kind)
-        edges = [zoom_edges(point, self._points) for point in points]
-        counts = [np.diff(each.up_to(ends)) for each, ends in zip(members, edges, strict=True)]
-        noisy = run.noisy(np.concatenate(counts)[:, None], lattice, counted, f"{self.title}: counts near the points")
+            ends = np.full(len(values), lower), np.full(len(values), upper)
+            return Result(self.title, index, values, lambda _: ends, (lower, upper), run.table.kind)
+        edges = [zoom_edges(group_points, self._points) for group_points in points]
+        counts = [np.diff(counts.count_at_most(group_edges)) for counts, group_edges in zip(rows, edges, strict=True)]
+        label = f"{self.title}: counts near the points"
+        noisy = run.add_noise(np.concatenate(counts)[:, None], lattice, count_epsilon, label)
 
         @cache
-        def quantiles() -> list[Any]:
+        def quantiles() -> list[ReleasedQuantile]:
             released = dpk.released_values(noisy.values[:, 0], noisy.sampler)
-            cells = np.split(released, np.cumsum([len(ends) - 1 for ends in edges])[:-1])
-            pairs = [(own.tolist(), ends.astype(float)) for own, ends in zip(cells, edges, strict=True)]
-            return [dpk.histogram_quantile(*pair, float(p)) for pair in pairs for p in shares]
+            by_group = np.split(released, np.cumsum([len(group_edges) - 1 for group_edges in edges])[:-1])
+            pairs = zip(by_group, edges, strict=True)
+            histograms = [(counts.tolist(), group_edges.astype(float)) for counts, group_edges in pairs]
+            return [dpk.histogram_quantile(*histogram, float(p)) for histogram in histograms for p in probabilities]
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
             low, high = np.array([quantile.interval(confidence) for quantile in quantiles()]).T
-            spare = 0.5 if self._step is None else 0.0  # of a place, which stands for a stretch of values
-            return self._values(np.minimum(low + 1, high) - spare), self._values(high + spare)
+            margin = 0.5 if self._step is None else 0.0  # of a position, which stands for a stretch of values
+            return self._values(np.minimum(low + 1, high) - margin), self._values(high + margin)
 
         return Result(self.title, index, values, bounds, (lower, upper), run.table.kind)
 
-    def _places(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _positions(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (lower, upper), last, step = self._ends, self._points - 1, self._step
         t, missing = scaled(block[self.column], lower, upper)
-        places = np.floor(t * (last + 1)) if step is None else np.rint(t * ((upper - lower) / step))
-        present = ~missing & (codes >= 0)
-        return codes[present], np.clip(places[present], 0, last).astype(np.int64)
+        positions = np.floor(t * (last + 1)) if step is None else np.rint(t * ((upper - lower) / step))
+        is_counted = ~missing & (codes >= 0)
+        return codes[is_counted], np.clip(positions[is_counted], 0, last).astype(np.int64)
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
         return self._ends[1] - self._ends[0] if self.interval_share == 0 else math.nan
@@ -686,7 +692,7 @@ class Top(Statistic):
 
     column: str
     k: int
-    candidates: Sequence[Any]
+    candidates: Sequence[object]
     column_attributes: ClassVar[tuple[str, ...]] = ("column",)
     adds_whole_numbers: ClassVar[bool] = True
 
@@ -709,38 +715,38 @@ class Top(Statistic):
     def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
         if not self._chooses_first(rows):
             count = len(self.candidates)
-            return Lattice.of(min(rows, count), epsilon, count, 1, counts=True), epsilon, count
-        left = _less(epsilon, float(rational(self._choice_epsilon(epsilon)) * self.k))
-        return Lattice.of(min(rows, self.k), left, self.k, 1, counts=True), left, self.k
+            return Lattice.for_sums(min(rows, count), epsilon, count, 1, counts=True), epsilon, count
+        count_epsilon = _remaining(epsilon, float(rational(self._choice_epsilon(epsilon)) * self.k))
+        return Lattice.for_sums(min(rows, self.k), count_epsilon, self.k, 1, counts=True), count_epsilon, self.k
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         keys = Keys(self.column, self.candidates)
-        counts = run.persons(keys)
-        lattice, left, _ = self.noise(run.rows, groups.count, epsilon)
-        if first := self._chooses_first(run.rows):
-            chosen = run.top(counts, self._choice_epsilon(epsilon), self.k, self.title)
+        counts = run.person_counts(keys)
+        lattice, count_epsilon, _ = self.noise(run.rows_per_person, groups.count, epsilon)
+        if chooses_first := self._chooses_first(run.rows_per_person):
+            chosen = run.choose_top(counts, self._choice_epsilon(epsilon), self.k, self.title)
             counts = counts[chosen]
-        noisy = run.noisy(counts[:, None], lattice, left, f"{self.title}: counts")
-        if not first:
+        noisy = run.add_noise(counts[:, None], lattice, count_epsilon, f"{self.title}: counts")
+        if not chooses_first:
             chosen = np.argsort(-noisy.values[:, 0], kind="stable")[: self.k]
         index = {"rank": list(range(1, self.k + 1)), str(self.column): [keys.keys[i] for i in chosen]}
-        return _of_counts(self.title, noisy, index, run.table.kind, None if first else chosen)
+        return _count_result(self.title, noisy, index, run.table.kind, None if chooses_first else chosen)
 
     def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
         count = 1 if self._chooses_first(person_rows) else len(self.candidates)
         return self._noise_width(person_rows, epsilon, 1 - 0.05 / count)
 
 
-def found_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> dict[str, list[Any]]:
+def find_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> dict[str, list[Key]]:
     """Return the keys of which the number of persons, with bounded noise, is above the largest noise there is.
 
     A person is counted for at most c keys, with noise of (epsilon/c, delta/c) each. A key that nobody has is never
     returned, since its noise cannot be above the largest. So the keys that occur need not be known before.
     """
     ((name, _),) = (statistic.by or {}).items()
-    sampler = key_sampler(epsilon, delta, run.groups)
-    keys, counts = run.persons_by_key(name)
-    noisy = run.noisy_counts(counts, sampler, f"{statistic.title}: keys")
+    sampler = key_count_sampler(epsilon, delta, run.groups_per_person)
+    keys, counts = run.person_counts_by_key(name)
+    noisy = run.add_bounded_noise(counts, sampler, f"{statistic.title}: keys")
     threshold = float(sampler.certificate.highest)
-    found = (key for key, count in zip(keys, noisy, strict=True) if count > threshold)
-    return {name: sorted(found, key=lambda key: (isinstance(key, str), key))}
+    frequent = (key for key, count in zip(keys, noisy, strict=True) if count > threshold)
+    return {name: sorted(frequent, key=lambda key: (isinstance(key, str), key))}

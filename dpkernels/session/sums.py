@@ -39,13 +39,13 @@ def rounded_down(number: Fraction) -> float:
 
 def partition(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return integers, in arrays of floats, that add up to 2^32 in every row, from k weights that add up to 1."""
-    left, columns = np.full(len(weights[0]), float(UNIT)), []
+    remaining, columns = np.full(len(weights[0]), float(UNIT)), []
     for weight in weights[:-1]:
         column = np.clip(weight, 0.0, 1.0)
         column *= UNIT
-        columns.append(np.minimum(np.rint(column, out=column), left, out=column))
-        left -= column
-    return [*columns, left]
+        columns.append(np.minimum(np.rint(column, out=column), remaining, out=column))
+        remaining -= column
+    return [*columns, remaining]
 
 
 def add_rows(sums: np.ndarray, codes: np.ndarray, weights: Sequence[np.ndarray] | None) -> None:
@@ -71,23 +71,23 @@ class Lattice:
     sensitivity: int
 
     @classmethod
-    def of(cls, rows: int, epsilon: float, groups: int, weights: int, *, counts: bool) -> Lattice:
+    def for_sums(cls, rows: int, epsilon: float, groups: int, weights: int, *, counts: bool) -> Lattice:
         """Return the lattice for sums over groups, of rows that are whole numbers (counts) or have several weights."""
         finest = 0 if counts else UNIT_LOG2
         steps = _MAX_STEPS if weights > 2 else _FAST_STEPS  # Where rounding adds nothing, small tables are faster.
         log2 = max(finest, math.ceil(math.log2(rows / epsilon / (_MAX_STEPS if counts else steps))))
         if log2 <= 0:
-            further = 0 if log2 == finest or weights <= 2 else (weights - 1) * min(rows, groups)
-            return cls(log2, finest, (rows << -log2) + further)
+            rounding = 0 if log2 == finest or weights <= 2 else (weights - 1) * min(rows, groups)
+            return cls(log2, finest, (rows << -log2) + rounding)
         return cls(log2, finest, -(-rows >> log2) + weights * min(rows, groups))
 
     def rounded(self, sums: np.ndarray) -> np.ndarray:
         """Return sums of shape (groups, k) in multiples of 2^log2, rounded down."""
         shift = self.log2 - self.finest
-        whole = sums >> shift
+        rounded = sums >> shift
         if sums.shape[1] == 2 and self.log2 <= 0:
-            whole[:, 1] = (sums.sum(1) >> shift) - whole[:, 0]
-        return whole
+            rounded[:, 1] = (sums.sum(1) >> shift) - rounded[:, 0]
+        return rounded
 
     @property
     def step(self) -> Fraction:
@@ -129,7 +129,7 @@ class NoisySums:
 
 
 @lru_cache(maxsize=16)
-def sampler_of(lattice: Lattice, epsilon: float, size: int) -> ExactNoise:
+def noise_sampler(lattice: Lattice, epsilon: float, size: int) -> ExactNoise:
     """Return the certified sampler of the noise on this many sums."""
     D = float(lattice.sensitivity)
     noise = dpk.Additive(dpk.DiscreteLaplace(D / epsilon, 1.0, 0), D, epsilon, 0.0)

@@ -30,7 +30,7 @@ from dpkernels.session import (
 )
 from dpkernels.session.blocks import InMemory
 from dpkernels.session.run import Part, Run
-from dpkernels.session.sums import Lattice, NoisySums, sampler_of
+from dpkernels.session.sums import Lattice, NoisySums, noise_sampler
 from dpkernels.session.tables import Table
 
 FALSE_ALARM = 1e-6
@@ -65,7 +65,7 @@ STATISTICS = {
 
 def tables(rows):
     columns = ROWS, {name: [*ROWS[name], *EXTRA[name]] for name in ROWS}
-    made = [Table.of({name: np.array(column, object) for name, column in each.items()}) for each in columns]
+    made = [Table.open({name: np.array(column, object) for name, column in each.items()}) for each in columns]
     for table in made:
         table.bound_rows("id", rows, SECRET)
     # What counts never changes; the table of what counts is smaller.
@@ -82,13 +82,13 @@ def tables(rows):
 class Noiseless(Run):
     """A run without noise, whose choices are the likeliest."""
 
-    def noisy(self, sums, lattice, epsilon, label):
-        return NoisySums(lattice.rounded(sums), lattice, sampler_of(lattice, epsilon, sums.size))
+    def add_noise(self, sums, lattice, epsilon, label):
+        return NoisySums(lattice.rounded(sums), lattice, noise_sampler(lattice, epsilon, sums.size))
 
-    def item(self, scores, lengths, epsilon):
+    def choose_item(self, scores, lengths, epsilon):
         return int(np.argmax(scores)), 0
 
-    def top(self, counts, epsilon, k, label):
+    def choose_top(self, counts, epsilon, k, label):
         return np.argsort(-counts)[:k]
 
 
@@ -158,20 +158,20 @@ class ManyDraws(Run):
 
     draws = 1_000_000
 
-    def noisy(self, sums, lattice, epsilon, label):
+    def add_noise(self, sums, lattice, epsilon, label):
         rounded = lattice.rounded(sums).reshape(-1).astype(float)
-        sampler, size = sampler_of(lattice, epsilon, len(rounded)), min(self.draws, 100_000)
+        sampler, size = noise_sampler(lattice, epsilon, len(rounded)), min(self.draws, 100_000)
         copies = np.broadcast_to(rounded, (size, len(rounded))).copy()
         keys = (dpk.key_from_bytes(self.key(b"")) for _ in range(self.draws // size))
         raise Drawn(np.concatenate([np.asarray(dpk.perturb(copies, sampler, key=key)) for key in keys]), rounded)
 
-    def item(self, scores, lengths, epsilon):
+    def choose_item(self, scores, lengths, epsilon):
         key, ends = self.key(b""), np.cumsum(lengths) - lengths
         choices = (exponential_item(scores, lengths, epsilon, key, number) for number in range(self.draws))
         chosen = np.array([[ends[stretch] + item] for stretch, item in choices], float)
         raise Drawn(chosen, ends[np.argmax(scores)][None])
 
-    def top(self, counts, epsilon, k, label):
+    def choose_top(self, counts, epsilon, k, label):
         key = self.key(b"")
         keys = (host.fold_in(key, number) for number in range(self.draws))
         chosen = np.array([permute_and_flip_top_k(counts, epsilon, k, each) for each in keys], float)
@@ -197,16 +197,16 @@ def test_no_event_tells_of_a_person_in_a_million_draws(name):
 
 @pytest.mark.parametrize("name", ["count", "mean"])
 def test_noise_of_two_thirds_is_caught(name, monkeypatch):
-    own = sampler_of
+    own = noise_sampler
     monkeypatch.setattr(ManyDraws, "draws", 20_000)
-    monkeypatch.setitem(globals(), "sampler_of", lambda lattice, epsilon, size: own(lattice, 1.5 * epsilon, size))
+    monkeypatch.setitem(globals(), "noise_sampler", lambda lattice, epsilon, size: own(lattice, 1.5 * epsilon, size))
     assert attack_of_draws(name, 3)
 
 
 def test_noise_for_one_row_of_a_person_is_caught(monkeypatch):
-    own = Lattice.of
+    own = Lattice.for_sums
     monkeypatch.setattr(ManyDraws, "draws", 20_000)
-    monkeypatch.setattr(Lattice, "of", staticmethod(lambda rows, *a, **o: own(1, *a, **o)))
+    monkeypatch.setattr(Lattice, "for_sums", staticmethod(lambda rows, *a, **o: own(1, *a, **o)))
     assert attack_of_draws("count", 3)
 
 
@@ -224,18 +224,18 @@ class ReadOnce(Run):
 
     draws = 1_000_000
 
-    def persons_by_key(self, name):
-        self._keys = getattr(self, "_keys", None) or super().persons_by_key(name)
+    def person_counts_by_key(self, name):
+        self._keys = getattr(self, "_keys", None) or super().person_counts_by_key(name)
         return self._keys
 
-    def sums(self, names, shape, rows_of):
+    def sums(self, names, shape, weighted_rows):
         if not hasattr(self, "_sums"):
-            self._sums = super().sums(names, shape, rows_of)
+            self._sums = super().sums(names, shape, weighted_rows)
         return self._sums
 
-    def noisy(self, sums, lattice, epsilon, label):
+    def add_noise(self, sums, lattice, epsilon, label):
         if not hasattr(self, "_values"):
-            sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums).astype(float)
+            sampler, rounded = noise_sampler(lattice, epsilon, sums.size), lattice.rounded(sums).astype(float)
             size = min(self.draws, 10_000)
             copies = np.broadcast_to(rounded.reshape(-1), (size, rounded.size)).copy()
             keys = (dpk.key_from_bytes(self.key(b"")) for _ in range(self.draws // size))
@@ -245,7 +245,7 @@ class ReadOnce(Run):
         shape, *rest = self._of_noise
         return NoisySums(next(self._values).reshape(shape), *rest)
 
-    def noisy_counts(self, counts, sampler, label):
+    def add_bounded_noise(self, counts, sampler, label):
         if not hasattr(self, "_noisy"):
             copies = np.broadcast_to(counts.astype(float), (self.draws, len(counts))).copy()
             self._noisy = iter(np.asarray(dpk.perturb(copies, sampler, key=dpk.key_from_bytes(self.key(b"")))))
@@ -258,7 +258,7 @@ def neighbouring_runs(rows, cells, most):
     for seed, extra in enumerate(([], [(-1, cells[number % len(cells)]) for number in range(1000)])):
         persons, column = zip(*rows, *extra, strict=True)
         data = {"id": persons, "x": column, "n": range(len(column))}
-        table = Table.of({name: np.array(list(own), object) for name, own in data.items()})
+        table = Table.open({name: np.array(list(own), object) for name, own in data.items()})
         table.bound_rows("id", most, OTHER_SECRET)
         runs.append(ReadOnce(table, most, most, np.random.default_rng(seed).bytes(32)))
     return runs
@@ -267,10 +267,10 @@ def neighbouring_runs(rows, cells, most):
 def attack_of_keys(name):
     """Return whether some set of outcomes is surely too likely, where an outcome is a set of keys."""
     cells, most, delta = ATTACKS_OF_KEYS[name]
-    crowd = int(statistics.key_sampler(KEYS_EPSILON, delta, most).certificate.highest)
+    crowd = int(statistics.key_count_sampler(KEYS_EPSILON, delta, most).certificate.highest)
     runs = neighbouring_runs([(person, key) for key in CROWDED for person in range(crowd)], cells, most)
     by_key = Count(by={"x": "found"})
-    outcomes = [str(statistics.found_keys(by_key, run, KEYS_EPSILON, delta)) for run in runs for _ in range(run.draws)]
+    outcomes = [str(statistics.find_keys(by_key, run, KEYS_EPSILON, delta)) for run in runs for _ in range(run.draws)]
     return is_unlikely(outcomes, KEYS_EPSILON, delta)
 
 
@@ -335,19 +335,19 @@ def test_no_set_of_keys_tells_of_a_person(name, few_draws):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("fault", ["noise of two thirds", "noise for one key of three"])
 def test_noise_of_keys_that_is_too_narrow_is_caught(fault, few_draws, monkeypatch):
-    own = statistics.key_sampler
+    own = statistics.key_count_sampler
     faults = {
         "noise of two thirds": lambda epsilon, delta, groups: own(1.5 * epsilon, delta, groups),
         "noise for one key of three": lambda epsilon, delta, groups: own(epsilon, delta, 1),
     }
-    monkeypatch.setattr(statistics, "key_sampler", faults[fault])
+    monkeypatch.setattr(statistics, "key_count_sampler", faults[fault])
     assert attack_of_keys("crowded")
 
 
 @pytest.mark.lengthy
 def test_a_threshold_of_keys_that_is_one_too_low_is_caught(few_draws, monkeypatch):
-    own = ReadOnce.noisy_counts
-    monkeypatch.setattr(ReadOnce, "noisy_counts", lambda *arguments: own(*arguments) + 1)
+    own = ReadOnce.add_bounded_noise
+    monkeypatch.setattr(ReadOnce, "add_bounded_noise", lambda *arguments: own(*arguments) + 1)
     assert attack_of_keys("one own")
 
 

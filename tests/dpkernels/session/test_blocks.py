@@ -20,9 +20,9 @@ import pytest
 import accountants
 import dpkernels as dpk
 from dpkernels.session import DataWarning, Session, blocks
-from dpkernels.session.blocks import MAX_ROWS, opened
+from dpkernels.session.blocks import MAX_ROWS, as_source
 from dpkernels.session.delimited import DelimitedLines
-from dpkernels.session.distinct import DistinctWords, Places
+from dpkernels.session.distinct import DistinctWords, SortedCounts
 from dpkernels.session.run import Run
 from dpkernels.session.tables import Table
 
@@ -100,9 +100,9 @@ def test_lists_and_readers_have_the_results_of_one_table(name, paths):
 @pytest.mark.parametrize("size", [7, 1 << 18])
 def test_the_size_of_blocks_changes_nothing(size, monkeypatch, paths):
     for data in (PEOPLE, pd.DataFrame(PEOPLE), paths / "0.csv"):
-        monkeypatch.setattr(blocks, "BLOCK", size)
+        monkeypatch.setattr(blocks, "BLOCK_ROWS", size)
         names = ["age", "id"]
-        read = list(opened(data).blocks(names))
+        read = list(as_source(data).blocks(names))
         assert sum(block.rows for block in read) == (500 if isinstance(data, Path) else N)
         assert max(block.rows for block in read) <= max(size, 1)
         joined = np.concatenate([block["age"] for block in read]).astype(float)
@@ -122,15 +122,15 @@ def test_the_size_of_blocks_changes_nothing(size, monkeypatch, paths):
 )
 def test_lists_that_are_no_table_are_refused(data, match):
     with pytest.raises((TypeError, ValueError), match=match):
-        opened(data)
+        as_source(data)
 
 
 def test_too_many_rows_are_refused_when_the_data_is_opened(monkeypatch, paths):
     monkeypatch.setattr(blocks, "MAX_ROWS", 499)
     for data in (PEOPLE, TABLE, [parts()[0].slice(0, 300)] * 2, paths / "0.csv", paths / "0.parquet"):
         with pytest.raises(ValueError, match="more than 499 rows"):
-            opened(data)
-    assert opened(parts()[0].slice(0, 499)).most_rows == 499
+            as_source(data)
+    assert as_source(parts()[0].slice(0, 499)).most_rows == 499
 
 
 def test_lines_are_counted_where_the_size_of_a_file_does_not_bound_them(tmp_path):
@@ -195,8 +195,8 @@ def test_a_file_is_opened_without_threads(tmp_path):
     """A process that ends while pyarrow starts threads may abort, as after an error of an argument."""
     (tmp_path / "people.csv").write_bytes(b"a,b\n1,2\n")
     code = (
-        "import sys; from dpkernels.session.blocks import opened; "
-        f"opened({str(tmp_path / 'people.csv')!r}); sys.exit('pyarrow' in sys.modules)"
+        "import sys; from dpkernels.session.blocks import as_source; "
+        f"as_source({str(tmp_path / 'people.csv')!r}); sys.exit('pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
@@ -378,7 +378,7 @@ def check_datasets(ray, monkeypatch, dataset):
 
     for data in (dataset([parts()[0], parts()[1].drop(["age"])]), dataset([])):
         with pytest.raises(ValueError, match="different columns"):
-            opened(data)
+            as_source(data)
 
     data = dataset(parts())
     s = of(data, person="id", rows_per_person=1)
@@ -402,8 +402,8 @@ def check_datasets(ray, monkeypatch, dataset):
 
 
 def test_blocks_of_ray_have_the_results_of_their_table(tasks_of_this_process, monkeypatch):
-    with monkeypatch.context() as patch:  # More blocks than tasks at once, each read in two pieces.
-        patch.setattr(blocks, "BLOCK", 64)
+    with monkeypatch.context() as patch:  # More blocks than tasks at once, each read in two chunks.
+        patch.setattr(blocks, "BLOCK_ROWS", 64)
         check_same(lambda: Blocks([TABLE.slice(start, 100) for start in range(0, N, 100)]))
     check_datasets(tasks_of_this_process, monkeypatch, Blocks)
 
@@ -418,7 +418,7 @@ def test_a_dataset_of_ray_has_the_results_of_its_table(cluster, monkeypatch):
 
 @pytest.mark.parametrize("span", [3, 1000, 2**60])
 def test_distinct_words_are_counted(span, monkeypatch):
-    monkeypatch.setattr("dpkernels.session.distinct._MIN_HELD", 300)
+    monkeypatch.setattr("dpkernels.session.distinct._MIN_UNMERGED", 300)
     monkeypatch.setattr("dpkernels.session.distinct._SORTED_WORDS", 64)
     rng, words, everything = np.random.default_rng(span % 1000), DistinctWords(), []
     assert [len(each) for each in words.sorted()] == [0, 0]
@@ -434,9 +434,11 @@ def test_distinct_words_are_counted(span, monkeypatch):
 
 def test_places_are_those_of_sorted_rows():
     rows = np.sort(np.random.default_rng(1).integers(0, 30, 200))
-    places = Places(*np.unique(rows, return_counts=True))
+    places = SortedCounts(*np.unique(rows, return_counts=True))
     assert len(places) == 200
-    assert np.array_equal(places.up_to(np.arange(-1, 31)), np.searchsorted(rows, np.arange(-1, 31), side="right"))
+    assert np.array_equal(
+        places.count_at_most(np.arange(-1, 31)), np.searchsorted(rows, np.arange(-1, 31), side="right")
+    )
     below, above = places.split(12)
     assert (len(below), len(above)) == ((rows <= 12).sum(), (rows > 12).sum())
 
@@ -444,8 +446,8 @@ def test_places_are_those_of_sorted_rows():
 def test_places_of_groups_are_those_of_their_rows():
     """Also the first place and the last one, and of a group without rows."""
     groups, places = np.random.default_rng(2).integers(0, [[3], [4]], (2, 500))
-    run = Run(Table.of({"group": groups, "place": places}), 1, 1, bytes(32))
-    members = run.places(("group", "place"), 4, lambda block: (block["group"], block["place"]))
+    run = Run(Table.open({"group": groups, "place": places}), 1, 1, bytes(32))
+    members = run.sorted_counts(("group", "place"), 4, lambda block: (block["group"], block["place"]))
     for group, each in enumerate(members):
         values, counts = np.unique(places[groups == group], return_counts=True)
         assert np.array_equal(each.values, values)

@@ -48,9 +48,9 @@ def test_no_cell_changes_how_another_is_read():
     def read(column):
         array = cells.as_array(column)
         numbers = [repr(number + 0.0) for number in cells.numbers(array).tolist()]
-        names = [str(cells.key_of(cell)) for cell in array.tolist()]
+        names = [str(cells.cell_key(cell)) for cell in array.tolist()]
         persons = list(zip(*(words.tolist() for words in cells.person_words(array, SECRET)), strict=True))
-        return list(zip(numbers, names, keys.codes(array), cells.hashes(array, SECRET), persons, strict=True))
+        return list(zip(numbers, names, keys.codes(array), cells.cell_hashes(array, SECRET), persons, strict=True))
 
     alone = [read([cell])[0] for cell in ODD]
     for i, first in enumerate(ODD):
@@ -78,7 +78,7 @@ def test_files_of_other_types_are_refused_whatever_their_cells(tmp_path):
     for column in ([1.0, 2.0], [1.0, 2.5]):
         pyarrow.parquet.write_table(pa.table({"x": column}), tmp_path / "1.parquet")
         with pytest.raises(ValueError, match="different names or types"):
-            Table.of(tmp_path)
+            Table.open(tmp_path)
 
 
 def test_files_of_a_folder_are_those_that_are_seen_to_change(tmp_path):
@@ -87,21 +87,21 @@ def test_files_of_a_folder_are_those_that_are_seen_to_change(tmp_path):
     (tmp_path / "read.me").write_text("x")
     for path in (tmp_path / "0.parquet", tmp_path / "within" / "1.parquet"):
         pyarrow.parquet.write_table(pa.table({"x": [1, 2]}), path)
-    assert Table.of(tmp_path).source.most_rows == 2
+    assert Table.open(tmp_path).source.most_rows == 2
 
 
 def test_columns_of_one_name_are_refused(tmp_path):
     (tmp_path / "p.csv").write_text("a,a\n1,2\n")
     for data in (tmp_path / "p.csv", pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"])):
         with pytest.raises(ValueError, match="same name"):
-            Table.of(data)
+            Table.open(data)
 
 
 def test_hashes_that_follow_the_type_of_a_column_are_caught():
     """One cell of another type must not change which rows of others count."""
     plain, mixed = np.arange(5.0), np.array([0.0, 1.0, 2.0, 3.0, 4.0, "x"], object)
     texts = np.array(["0", "1", "2", "3", "4.0"], object)
-    hashes = [cells.hashes(array, SECRET)[:5].tolist() for array in (plain, mixed, texts, np.arange(5))]
+    hashes = [cells.cell_hashes(array, SECRET)[:5].tolist() for array in (plain, mixed, texts, np.arange(5))]
     assert hashes == [hashes[0]] * 4
 
 
@@ -124,7 +124,7 @@ def test_one_cell_does_not_change_how_others_are_read(name, odd):
         return (
             cells.numbers(array)[:count].tolist(),
             keys.codes(array)[:count].tolist(),
-            cells.hashes(array, SECRET)[:count].tolist(),
+            cells.cell_hashes(array, SECRET)[:count].tolist(),
         )
 
     if name == "dates":
@@ -169,11 +169,11 @@ def test_a_missing_cell_does_not_change_how_others_are_read(name):
     )
     for frame in frames:
         arrays = [cells.as_array(frame(pa.array(own, kind))) for own in (column, [*column, None])]
-        assert cells.key_of(arrays[1].tolist()[-1]) is None
+        assert cells.cell_key(arrays[1].tolist()[-1]) is None
         plain, more = (
             (
-                [cells.key_of(cell) for cell in array.tolist()[: len(column)]],
-                cells.hashes(array, SECRET)[: len(column)].tolist(),
+                [cells.cell_key(cell) for cell in array.tolist()[: len(column)]],
+                cells.cell_hashes(array, SECRET)[: len(column)].tolist(),
                 keys.codes(array)[: len(column)].tolist(),
                 [words[: len(column)].tolist() for words in cells.person_words(array, SECRET)],
             )
@@ -186,12 +186,12 @@ def test_keys_that_are_found_are_those_of_their_cells_and_can_be_written():
     """Bytes that are no text, years, and integers beyond 64 bits."""
     column = [pd.Period("2012", "Y"), 2012, "2012.0", b"\xff", "\ud800", 1e300, "x", np.inf]
     array = cells.as_array(column)
-    names, codes = cells.keys_of(array)
+    names, codes = cells.distinct_keys(array)
     assert len(names) == 6
     assert np.array_equal(cells.Keys("x", names).codes(array), codes)
-    table = tables.table_of("pyarrow", {"x": names})
+    table = tables.make_table("pyarrow", {"x": names})
     assert table["x"].to_pylist() == [str(name) for name in names]
-    assert tables.table_of("pyarrow", {"x": [1, 1e300, None]})["x"].to_pylist() == [1, 1e300, None]
+    assert tables.make_table("pyarrow", {"x": [1, 1e300, None]})["x"].to_pylist() == [1, 1e300, None]
 
 
 def test_missing_cells_have_no_key():
@@ -209,7 +209,7 @@ def test_missing_cells_have_no_key():
 def test_lines_of_a_file_that_are_no_rows_are_left_out(tmp_path):
     path = tmp_path / "odd.csv"
     path.write_bytes(b"id,age\n1,30\n2\n3,40,5\n4,\xff\xfe\n5,x\n6,50\n")
-    (block,) = Table.of(path).source.blocks(["id", "age"])
+    (block,) = Table.open(path).source.blocks(["id", "age"])
     assert block["id"].tolist() == ["1", "4", "5", "6"]
     assert np.array_equal(cells.numbers(block["age"]), [30, np.nan, np.nan, 50], equal_nan=True)
 
@@ -232,7 +232,7 @@ def _cells(folder, lines):
     """What is read of lines, by the id in their first cell."""
     (folder / "p.csv").write_bytes(b"\n".join([b"id,x", *lines, b""]))
     read = {}
-    for block in Table.of(folder / "p.csv").source.blocks(["id", "x"]):
+    for block in Table.open(folder / "p.csv").source.blocks(["id", "x"]):
         read |= dict(zip(block["id"].tolist(), block["x"].tolist(), strict=True))
     return read
 
@@ -307,7 +307,7 @@ def test_persons_are_the_same_if_their_numbers_or_texts_are():
 def test_persons_that_share_one_of_their_words_are_apart():
     """-1 and 2^64 - 1 have the same bits and other types; small integers have one type."""
     for ids in ([-1, 2**64 - 1], [1, 2]):
-        table = Table.of({"id": np.array(ids, object)})
+        table = Table.open({"id": np.array(ids, object)})
         table.bound_rows("id", 1, SECRET)
         assert table.counted.all()
         assert table.persons[0] != table.persons[1]
@@ -318,7 +318,12 @@ def test_every_bit_of_a_hash_differs():
     texts = np.array([f"text {number}" for number in range(200)], object)
     high, low = cells.person_words(texts, SECRET)
     assert (high >> np.uint64(63) == 1).all(), "which texts have, and numbers have not"
-    for words in (high ^ low << np.uint64(63), low, cells.hashes(texts, SECRET), cells.joined_hashes([texts], SECRET)):
+    for words in (
+        high ^ low << np.uint64(63),
+        low,
+        cells.cell_hashes(texts, SECRET),
+        cells.row_hashes([texts], SECRET),
+    ):
         assert np.bitwise_or.reduce(words) == 2**64 - 1
         assert np.bitwise_and.reduce(words) == 0
 
@@ -335,7 +340,7 @@ def test_rows_are_bounded_whatever_the_shares_that_are_sorted_at_once(monkeypatc
         return tables.Hashes(stop - start, np.array(own, np.int32) - start, high[own], low[own], rows[own])
 
     for size, log2 in itertools.product((1 << 20, 100, 1), (0, 1, 3)):
-        monkeypatch.setattr(tables, "_SHARE_ROWS", size)
+        monkeypatch.setattr(tables, "_BUCKET_ROWS", size)
         bounded = tables.BoundedRows(3, log2)
         for part in range(1 << log2):
             bounded.add([hashes(start, (part, log2)) for start in range(0, 500, 90)], 600)
@@ -357,10 +362,10 @@ def test_a_session_reads_many_rows_a_part_of_the_persons_at_a_time(monkeypatch, 
     """The same rows count, and the same persons, with however many parts."""
     rng = np.random.default_rng(4)
     data = {"id": rng.integers(0, 400, 3000), "x": rng.uniform(0, 1, 3000)}
-    whole = tables.Table.of(data)
+    whole = tables.Table.open(data)
     whole.bound_rows("id", 2, SECRET)
     monkeypatch.setattr(tables, "_MAX_HASHED_ROWS", held)
-    calls, of_parts = [], tables.Table.of(data)
+    calls, of_parts = [], tables.Table.open(data)
     source_map = of_parts.source.map
     monkeypatch.setattr(of_parts.source, "map", lambda *options: calls.append(1) or source_map(*options))
     of_parts.bound_rows("id", 2, SECRET)
@@ -379,4 +384,4 @@ def test_a_date_is_a_key_in_every_type_of_column(dtype):
         keys = cells.Keys("day", [key, "2024-01-04"])
         assert keys.codes(column).tolist() == [0, -1, -1, -1]
         assert keys.keys == ["2024-01-02", "2024-01-04"]
-    assert cells.keys_of(column)[0][:2] == ["2024-01-02", "2024-01-03"]
+    assert cells.distinct_keys(column)[0][:2] == ["2024-01-02", "2024-01-03"]

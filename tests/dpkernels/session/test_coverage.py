@@ -13,7 +13,7 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels.session import Mean, Regression, Result, Session, Variance
 from dpkernels.session.run import Run
-from dpkernels.session.sums import NoisySums, sampler_of
+from dpkernels.session.sums import NoisySums, noise_sampler
 from dpkernels.session.tables import Table
 
 FALSE_ALARM = 1e-9
@@ -72,8 +72,8 @@ class ManyReleases(Run):
 
     releases = 1
 
-    def noisy(self, sums, lattice, epsilon, label):
-        sampler, rounded = sampler_of(lattice, epsilon, sums.size), lattice.rounded(sums).astype(float)
+    def add_noise(self, sums, lattice, epsilon, label):
+        sampler, rounded = noise_sampler(lattice, epsilon, sums.size), lattice.rounded(sums).astype(float)
         copies = np.broadcast_to(rounded.reshape(-1), (self.releases, sums.size)).copy()
         values = np.asarray(dpk.perturb(copies, sampler)).reshape(-1, sums.shape[1])
         return NoisySums(values, lattice, sampler)
@@ -99,7 +99,7 @@ def true_values(name, result):
 def coverage(name, epsilon, runs):
     """The shares of intervals that have the true value, by place in the table."""
     if name in RATIOS:
-        run = ManyReleases(Table.of(SMALL), 1, 1, bytes(32))
+        run = ManyReleases(Table.open(SMALL), 1, 1, bytes(32))
         run.releases = runs
         result = RATIOS[name].release(run, epsilon, 0.0)
         low, high = (end.reshape(runs, -1) for end in result.interval(0.95))
@@ -141,7 +141,7 @@ def test_many_releases_at_once_are_those_of_sessions(name, monkeypatch):
     """Of intervals whose noise is that of a fixed key."""
     own, key = dpk.perturb, dpk.key_from_bytes(bytes(range(32)))
     monkeypatch.setattr(dpk, "perturb", lambda values, sampler, key=None, fixed=key: own(values, sampler, key=fixed))
-    run = ManyReleases(Table.of(SMALL), 1, 1, bytes(32))
+    run = ManyReleases(Table.open(SMALL), 1, 1, bytes(32))
     ends = RATIOS[name].release(run, 1.0, 0.0).interval(0.95)
     for end, other in zip(ends, RELEASES[name](Session(SMALL, epsilon=1.0), 1.0).interval(0.95), strict=True):
         assert np.array_equal(end, other)

@@ -58,7 +58,7 @@ every_statistic = pytest.mark.parametrize(
 ODD = [np.nan, np.inf, -np.inf, 1e300, -1e300, "x", None, 12.5, "31", 0, True]
 
 
-SAMPLER = sums.sampler_of(sums.Lattice(0, 0, 1), 1.0, 1)
+SAMPLER = sums.noise_sampler(sums.Lattice(0, 0, 1), 1.0, 1)
 
 
 class Recorder(Run):
@@ -68,39 +68,39 @@ class Recorder(Run):
         super().__init__(table, rows, groups, SECRET)
         self.kept, self.script = [], script
 
-    def noisy(self, sums_, lattice, epsilon, label):
+    def add_noise(self, sums_, lattice, epsilon, label):
         self.kept.append(("noise", lattice.rounded(sums_), lattice))
         self.parts.append(Part(label, epsilon))
         return sums.NoisySums(np.zeros(sums_.shape), lattice, SAMPLER)
 
-    def persons_by_key(self, name):
-        keys, counts = super().persons_by_key(name)
+    def person_counts_by_key(self, name):
+        keys, counts = super().person_counts_by_key(name)
         self.kept.append(("keys", dict(zip(keys, counts.tolist(), strict=True))))
         return ["A", 7], np.full(2, 1000)
 
-    def top(self, counts, epsilon, k, label):
+    def choose_top(self, counts, epsilon, k, label):
         self.kept.append(("top", counts.copy()))
         return np.arange(k)
 
-    def item(self, scores, lengths, epsilon):
-        """Choose the place that the script has, or one that follows from the number of choices before."""
-        points, share = int(lengths.sum()), self.share
-        self.kept.append(("choice", self.members, share, points, epsilon))
-        place = hash((len(self.kept), points)) % points
+    def choose_item(self, scores, lengths, epsilon):
+        """Choose the point that the script has, or one that follows from the number of choices before."""
+        points, probability = int(lengths.sum()), self.probability
+        self.kept.append(("choice", self.members, probability, points, epsilon))
+        point = hash((len(self.kept), points)) % points
         ends = np.cumsum(lengths)
-        stretch = int(np.searchsorted(ends, place, side="right"))
-        return stretch, place - int(ends[stretch] - lengths[stretch])
+        stretch = int(np.searchsorted(ends, point, side="right"))
+        return stretch, point - int(ends[stretch] - lengths[stretch])
 
 
 @pytest.fixture(autouse=True)
 def scores_are_kept(monkeypatch):
-    """What a choice is made of: the places and the share. No tables of noise are made."""
-    monkeypatch.setattr(statistics, "sampler_of", lambda *_: SAMPLER)
+    """What a choice is made of: the rows and the probability. No tables of noise are made."""
+    monkeypatch.setattr(statistics, "noise_sampler", lambda *_: SAMPLER)
     own = quantiles.quantile_scores
 
-    def keeping(places, share, points):
-        Recorder.members, Recorder.share = np.repeat(places.values, places.counts), share
-        return own(places, share, points)
+    def keeping(counts, probability, points):
+        Recorder.members, Recorder.probability = np.repeat(counts.values, counts.counts), probability
+        return own(counts, probability, points)
 
     monkeypatch.setattr(quantiles, "quantile_scores", keeping)
 
@@ -117,17 +117,17 @@ def random_rows(rng, persons, most):
     return rows
 
 
-def table_of(rows, person, most):
+def make_table(rows, person, most):
     columns = list(zip(*rows, strict=True)) or [()] * 5
     names = ("id", "age", "income", "plan", "ward")
-    table = Table.of({name: np.array(column, object) for name, column in zip(names, columns, strict=True)})
+    table = Table.open({name: np.array(column, object) for name, column in zip(names, columns, strict=True)})
     if person:
         table.bound_rows("id", most, SECRET)
     return table
 
 
 def recorded(statistic, rows, person, most, groups, epsilon):
-    recorder = Recorder(table_of(rows, person, most), most if person else 1, groups if person else 1)
+    recorder = Recorder(make_table(rows, person, most), most if person else 1, groups if person else 1)
     statistic.release(recorder, epsilon, 1e-5)
     return recorder.kept
 
@@ -231,7 +231,7 @@ def test_choices_at_one_level_have_one_levels_budget():
 def test_a_person_counts_for_so_many_keys_that_are_found(groups):
     """Of a person with 9 rows, which have 6 keys; and of one without any."""
     rows = [(1, 30.0, 1.0, plan, 1) for plan in "ABCDEFABC"] + [(2, 30.0, 1.0, None, 1)]
-    keys, counts = Run(table_of(rows, True, 9), 9, groups, SECRET).persons_by_key("plan")
+    keys, counts = Run(make_table(rows, True, 9), 9, groups, SECRET).person_counts_by_key("plan")
     assert sorted(keys) == list("ABCDEF")
     assert sorted(counts) == [0] * (6 - groups) + [1] * groups
 
@@ -253,7 +253,7 @@ def test_values_that_are_not_clipped_are_caught(monkeypatch):
         values = np.nan_to_num(cells.numbers(block["age"]), posinf=1e6, neginf=-1e6)
         return codes, [np.rint(np.clip(values / 90, -1e6, 1e6) * 2.0**32)]
 
-    monkeypatch.setattr(Sum, "rows_of", unclipped)
+    monkeypatch.setattr(Sum, "weighted_rows", unclipped)
     with pytest.raises(AssertionError):
         attack(Sum("age", 0, 90), seed=1, tables_=40)
 
@@ -271,38 +271,40 @@ def test_a_person_with_many_rows_who_is_not_bounded_is_caught(monkeypatch):
 
 def test_rows_that_are_chosen_by_their_place_are_caught(monkeypatch):
     """A person's rows would then depend on the rows of others before them."""
-    monkeypatch.setattr(cells, "hashes", lambda array, secret: np.arange(len(array), dtype=np.uint64) % np.uint64(7))
+    monkeypatch.setattr(
+        cells, "cell_hashes", lambda array, secret: np.arange(len(array), dtype=np.uint64) % np.uint64(7)
+    )
     with pytest.raises(AssertionError):
         attack(Sum("age", -30, 20), seed=1, tables_=100)
 
 
 def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):
-    own = sums.Lattice.of
+    own = sums.Lattice.for_sums
 
     def one_group(rows, epsilon, groups, weights, *, counts):
         return own(1, epsilon, groups, weights, counts=counts)
 
-    monkeypatch.setattr(sums.Lattice, "of", staticmethod(one_group))
+    monkeypatch.setattr(sums.Lattice, "for_sums", staticmethod(one_group))
     with pytest.raises(AssertionError):
         attack(Count(by=BY), seed=1, tables_=40)
 
 
 def test_keys_of_a_person_that_are_not_bounded_are_caught(monkeypatch):
-    own = Run._persons
-    monkeypatch.setattr(Run, "_persons", lambda self, name, read, most, stated: own(self, name, read, 99, stated))
+    own = Run._count_persons
+    monkeypatch.setattr(Run, "_count_persons", lambda self, name, read, most, stated: own(self, name, read, 99, stated))
     with pytest.raises(AssertionError):
         attack(Count(by={"plan": "found"}), seed=1, tables_=60)
 
 
 def test_weights_that_are_rounded_one_by_one_are_caught(monkeypatch):
     """Three weights rounded to a coarse lattice move it by more than a row's share; the sensitivity includes that."""
-    own = sums.Lattice.of
+    own = sums.Lattice.for_sums
 
     def without(rows, epsilon, groups, weights, *, counts):
         lattice = own(rows, epsilon, groups, weights, counts=counts)
         return dataclasses.replace(lattice, sensitivity=rows << -lattice.log2) if lattice.log2 < 0 else lattice
 
-    monkeypatch.setattr(sums.Lattice, "of", staticmethod(without))
+    monkeypatch.setattr(sums.Lattice, "for_sums", staticmethod(without))
     with pytest.raises(AssertionError):
         attack(Regression("income", "age", y_bounds=(0, 1e5), x_bounds=(0, 90)), seed=1, tables_=60)
 
@@ -342,7 +344,7 @@ def test_rounding_adds_what_the_lattice_says(rows, epsilon, weights):
     """Of the worst person that random search finds: with every group and with few weights that are not 0."""
     rng = np.random.default_rng(rows + weights)
     for counts in (True, False) if weights == 1 else (False,):
-        lattice = sums.Lattice.of(rows, epsilon, 4, weights, counts=counts)
+        lattice = sums.Lattice.for_sums(rows, epsilon, 4, weights, counts=counts)
         for _ in range(40):
             base = rng.integers(0, 1 << 40, (4, weights)) if not counts else rng.integers(0, 1 << 20, (4, 1))
             codes = rng.integers(0, rng.integers(1, 5), rows)

@@ -457,7 +457,7 @@ def test_three_sums_that_are_charged_once_are_caught(monkeypatch):
 
 
 def test_a_part_with_the_whole_budget_is_caught(monkeypatch):
-    monkeypatch.setattr("dpkernels.session.statistics._less", lambda epsilon, part: epsilon)
+    monkeypatch.setattr("dpkernels.session.statistics._remaining", lambda epsilon, part: epsilon)
     s = of()
     s.mean("income", bounds="private", epsilon=0.5)
     with pytest.raises(AssertionError):
@@ -560,7 +560,7 @@ def test_releases_under_a_fixed_key_stay_as_they_are(name):
 
 
 def test_the_text_of_a_lattice_in_keys_stays_as_it_is():
-    assert Lattice.of(3, 0.5, 4, 2, counts=False).key_text == "Lattice(log2=-8, finest=-32, sensitivity=768)"
+    assert Lattice.for_sums(3, 0.5, 4, 2, counts=False).key_text == "Lattice(log2=-8, finest=-32, sensitivity=768)"
     run = Run(None, 1, 1, bytes(32))
     assert run.key(b"a", b"bc").hex() == "7c0f5585d2dc9c32e83937c8abec4f8f3d322f4d3c21c35f190e55de6b6ef832"
 
@@ -745,7 +745,7 @@ def test_a_key_of_one_person_is_found_only_at_the_largest_noise(monkeypatch):
     (below, at) = (lambda sampler, lost=lost: sampler.certificate.highest - lost for lost in (1, 0))
     for noise, found in ((below, []), (at, ["x"])):
         monkeypatch.setattr(
-            Run, "noisy_counts", lambda self, counts, sampler, label, noise=noise: counts + noise(sampler)
+            Run, "add_bounded_noise", lambda self, counts, sampler, label, noise=noise: counts + noise(sampler)
         )
         s = of({"plan": ["x"]}, delta=1e-5)
         assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == found
@@ -770,7 +770,7 @@ def test_a_release_that_failed_after_its_charge_stays_spent_in_what_is_saved(tmp
         raise MemoryError
 
     s = of(PEOPLE)
-    monkeypatch.setattr(Run, "persons", fail)
+    monkeypatch.setattr(Run, "person_counts", fail)
     with pytest.raises(MemoryError):
         s.top("plan", 1, ["A", "B"], epsilon=0.5)
     s.count(epsilon=0.25)
