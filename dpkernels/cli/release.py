@@ -127,7 +127,7 @@ def tidy(results: Sequence[Result], by: Mapping[str, object] | None, confidence:
     return columns
 
 
-def _write(columns: Mapping[str, object], target: Path, file: object) -> None:
+def _write(columns: Mapping[str, Sequence[object]], target: Path, file: object) -> None:
     table = make_table("pyarrow", columns)
     if target.suffix == ".parquet":
         import pyarrow.parquet

@@ -12,17 +12,19 @@ from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals, s
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Index: TypeAlias = Mapping[str, Sequence[object]]  # of columns, which have one key for each value
 
 
-def new_axes(indices: Sequence[Index], rows: Sequence[int]) -> list[Axes]:
-    """Return axes of a new figure, one above the other, each as high as a result with such an index needs."""
+def new_figure(indices: Sequence[Index], rows: Sequence[int]) -> Figure:
+    """Return a figure with axes one above the other, each as high as a result with such an index needs."""
     from matplotlib.figure import Figure
 
     heights = [_height(index, count) for index, count in zip(indices, rows, strict=True)]
     figure = Figure(figsize=(6, sum(heights)), layout="constrained")
-    return list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    figure.subplots(len(heights), 1, height_ratios=heights)
+    return figure
 
 
 def draw(ax: Axes, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.decimals import format_number
 from dpkernels.numerics import Real
 from dpkernels.session import plots
@@ -19,7 +20,7 @@ from dpkernels.session.tables import make_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 Bounds: TypeAlias = Callable[[float], tuple[np.ndarray, np.ndarray]]
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -95,7 +96,7 @@ class Result:
             together: whether all intervals hold at once.
         """
         if ax is None:
-            (ax,) = plots.new_axes([self.index], [len(self)])
+            (ax,) = plots.new_figure([self.index], [len(self)]).axes
         low, high = (np.atleast_1d(end) for end in self.interval(confidence, together=together))
         plots.draw(ax, self.name, self.index, self._values, low, high)
         about = f"{confidence:.0%} intervals, {'all at once' if together else 'each by itself'}"
@@ -146,7 +147,7 @@ class Result:
             lines.append(f"  {label}: {numbers}" if label else f"  {numbers}")
         return "\n".join([*lines, *(["  ..."] if len(labels) > 30 else [])])
 
-    def to_dict(self, confidence: float = 0.95) -> dict[str, object]:
+    def to_dict(self, confidence: float = 0.95) -> JsonObject:
         """Return values and intervals in a form that ``json`` can write: an infinite end is null."""
         low, high = (np.atleast_1d(end) for end in self.interval(confidence))
         numbers = {"value": self._values, "low": low, "high": high}
@@ -158,9 +159,9 @@ class Result:
         }
 
 
-def plot_all(results: Sequence[Result], *, confidence: float = 0.95) -> Figure | SubFigure:
+def plot_all(results: Sequence[Result], *, confidence: float = 0.95) -> Figure:
     """Return a figure of results, one above the other."""
-    axes = plots.new_axes([result.index for result in results], [len(result) for result in results])
-    for result, ax in zip(results, axes, strict=True):
+    figure = plots.new_figure([result.index for result in results], [len(result) for result in results])
+    for result, ax in zip(results, figure.axes, strict=True):
         result.plot(ax, confidence=confidence)
-    return axes[0].figure
+    return figure
