@@ -107,7 +107,7 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
     bounds = [claims.epsilon] if claims.delta <= delta else []
     tables: Any = certificate.tables
     if 0 < delta < 1 and len(tables) <= _MAX_TABLES and all(map(_is_composable, tables)):
-        numbers = (np.bincount(certificate.table_of) * count).tolist()
+        numbers = (np.bincount(certificate.table_index) * count).tolist()
         with suppress(ValueError, OverflowError):  # as in repeated_bound
             near_gaussian = _gaussian_bound(tables, numbers, delta)
             bounds.append(_composed_bound(tables, numbers, delta) if near_gaussian is None else near_gaussian)

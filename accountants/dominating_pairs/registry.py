@@ -149,7 +149,7 @@ def _endless_pair(table: NoiseTable, cells: int) -> tuple[np.ndarray, Atoms]:
     tail = table.tail
     if tail is None:
         raise ValueError("table: has no tail")
-    block, again = tail.block / 2.0**tail.bits, float(tail.again)
+    block, again = tail.block / 2.0**tail.bits, float(tail.further_probability)
     first, inner = tail.rest / 2.0**tail.bits * block, table.weights / 2.0**table.bits
     side = np.concatenate([first, again * first, again**2 * first])
     p = np.concatenate([side[::-1], inner, side])

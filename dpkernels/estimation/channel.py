@@ -314,7 +314,7 @@ class NoiseChannel(Channel):
 
 def _stretched(table: Table) -> Table:
     """Return the table with reports of a placed window stretched, so that their means are the inputs."""
-    return replace(table, is_placed=False) if isinstance(table, WindowTable) and table.is_placed else table
+    return replace(table, is_contracted=False) if isinstance(table, WindowTable) and table.is_contracted else table
 
 
 def _squares_of(table: Table) -> Squares | None:
@@ -344,7 +344,7 @@ def _squares_of(table: Table) -> Squares | None:
 
 def _reports_of(table: Table) -> np.ndarray:
     """Return the reports of all codes, to the bit."""
-    return report_kernel(table.middle, table.step)(np.array(table.doubled_places), np.float64)
+    return report_kernel(table.middle, table.step)(np.array(table.doubled_offsets), np.float64)
 
 
 def _inputs_of(table: Table) -> np.ndarray:

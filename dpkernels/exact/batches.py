@@ -19,7 +19,7 @@ from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves,
 from dpkernels.bounded_json import brief
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.sampler import Derived, ExactSampler, Stacked, Words
+from dpkernels.exact.sampler import Derived, ExactSampler, StackedSampler, Words
 from dpkernels.jax_on_use import Tracer
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import RealArray
@@ -39,7 +39,7 @@ class BatchCertificate(Certificate, kind="batch"):
 
     tables: tuple[Certificate, ...]
     shape: tuple[int, ...]
-    table_of: np.ndarray
+    table_index: np.ndarray  # The index of every entry's table.
     claims: Mapping[str, np.ndarray]
 
     parts: ClassVar[Mapping[str, str]] = {}
@@ -48,12 +48,12 @@ class BatchCertificate(Certificate, kind="batch"):
         size = int(np.prod(self.shape))
         if not self.tables or not self.shape or size < 1:
             raise CertificateError(f"shape: {self.shape} with {len(self.tables)} tables is no batch")
-        for name, values in (("table_of", self.table_of), *self.claims.items()):
+        for name, values in (("table_of", self.table_index), *self.claims.items()):
             if np.shape(values) != (size,):
                 raise CertificateError(f"{name}: has shape {np.shape(values)}; {size} entries need one number each")
-        if set(np.unique(self.table_of).tolist()) != set(range(len(self.tables))):
+        if set(np.unique(self.table_index).tolist()) != set(range(len(self.tables))):
             raise CertificateError(f"table_of: does not name each of the {len(self.tables)} tables, and no other one")
-        for number, (table, entries) in enumerate(zip(self.tables, self.entries_of, strict=True)):
+        for number, (table, entries) in enumerate(zip(self.tables, self.table_entries, strict=True)):
             claims = {name: values[entries] for name, values in self.claims.items()}
             if set(claims) != set(table.entry_claims):
                 raise CertificateError(
@@ -61,17 +61,17 @@ class BatchCertificate(Certificate, kind="batch"):
                 )
             if (refused := table.refused_entries(claims)).any():
                 entry = np.unravel_index(entries[int(refused.argmax())], self.shape)
-                place = entry[0] if len(entry) == 1 else tuple(map(int, entry))
+                index = entry[0] if len(entry) == 1 else tuple(map(int, entry))
                 claim = ", ".join(
                     f"{name} {shortest(values[int(refused.argmax())])}" for name, values in claims.items()
                 )
-                raise CertificateError(f"entry {place}: table {number} is not certified for {claim}")
+                raise CertificateError(f"entry {index}: table {number} is not certified for {claim}")
 
     @cached_property
-    def entries_of(self) -> list[np.ndarray]:
+    def table_entries(self) -> list[np.ndarray]:
         """Return, for every table, the numbers of the entries that have it, in order."""
-        order = np.argsort(self.table_of, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(self.table_of, minlength=len(self.tables)))[:-1])
+        order = np.argsort(self.table_index, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(self.table_index, minlength=len(self.tables)))[:-1])
 
     @cached_property
     def epsilon(self) -> np.ndarray:
@@ -85,14 +85,15 @@ class BatchCertificate(Certificate, kind="batch"):
     def _of_entries(self, name: str) -> np.ndarray:
         if name in self.claims:
             return self.claims[name].reshape(self.shape)
-        return np.array([float(getattr(table, name, 0.0)) for table in self.tables])[self.table_of].reshape(self.shape)
+        values = np.array([float(getattr(table, name, 0.0)) for table in self.tables])
+        return values[self.table_index].reshape(self.shape)
 
     @property
     def covers(self) -> str:
         return f"Every entry by itself, for its own sensitivity or interval. {self.tables[0].covers}"
 
     def lines(self) -> list[tuple[str, str]]:
-        size, count = len(self.table_of), len(self.tables)
+        size, count = len(self.table_index), len(self.tables)
         return [("batch", f"{size} mechanisms of shape {self.shape}; {count} tables, each verified")]
 
     def __str__(self) -> str:
@@ -102,7 +103,7 @@ class BatchCertificate(Certificate, kind="batch"):
         return {
             "kind": self.kind,
             "shape": list(self.shape),
-            "table_of": self.table_of.tolist(),
+            "table_of": self.table_index.tolist(),
             "claims": {name: values.tolist() for name, values in self.claims.items()},
             "covers": self.covers,
             "tables": [table.to_dict() for table in self.tables],
@@ -132,11 +133,11 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The tables of a batch that are sampled by one program, and the numbers that every entry reads."""
+    """The tables of a batch that are sampled by one program."""
 
-    tables: np.ndarray  # Their numbers.
-    stacked: Stacked
-    words: tuple[int, ...]  # Which of the batch's words they take.
+    tables: np.ndarray  # Their indices.
+    sampler: StackedSampler
+    words: tuple[int, ...]  # The indices of those of the batch's words that they take.
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,19 +160,19 @@ class ExactBatch:
 
     @property
     def size(self) -> int:
-        return len(self.certificate.table_of)
+        return len(self.certificate.table_index)
 
     @property
     def subnormal_safe_radius(self) -> float:
-        """Return the least of all tables and places."""
+        """Return the least of all entries."""
         return min(self._radii)
 
     @cached_property
     def _radii(self) -> list[float]:
-        return [sampler.safe_radius_of(self._claims_of(number)) for number, sampler in enumerate(self.samplers)]
+        return [sampler.least_safe_radius(self._table_claims(number)) for number, sampler in enumerate(self.samplers)]
 
-    def _claims_of(self, number: int) -> dict[str, np.ndarray]:
-        entries = self.certificate.entries_of[number]
+    def _table_claims(self, number: int) -> dict[str, np.ndarray]:
+        entries = self.certificate.table_entries[number]
         return {name: values[entries] for name, values in self.certificate.claims.items()}
 
     @cached_property
@@ -184,61 +185,61 @@ class ExactBatch:
         """Return the tables by the program that samples them; those of a class that joins none stand alone."""
         groups: dict[object, list[int]] = {}
         for number, sampler in enumerate(self.samplers):
-            groups.setdefault(sampler.stack or number, []).append(number)
+            groups.setdefault(sampler.stack_key or number, []).append(number)
         return tuple(self._stack(numbers) for numbers in groups.values())
 
     def _stack(self, numbers: list[int]) -> Stack:
         samplers: Any = [self.samplers[number] for number in numbers]
         words = tuple(self.words.index(need) for need in samplers[0].words)
-        if samplers[0].stack is not None:
+        if samplers[0].stack_key is not None:
             return Stack(np.array(numbers), type(samplers[0]).stacked(samplers), words)
         (sampler,) = samplers
 
-        def reports(x: RealArray, words: PyTree, _place: PyTree, _table: PyTree) -> RealArray:
+        def reports(x: RealArray, words: PyTree, _entry: PyTree, _table: PyTree) -> RealArray:
             return sampler.reports(x, *words)
 
-        return Stack(np.array(numbers), Stacked(reports, ()), words)
+        return Stack(np.array(numbers), StackedSampler(reports, ()), words)
 
     @cached_property
-    def stack_of(self) -> np.ndarray:
+    def stack_index(self) -> np.ndarray:
         """Return the number of every entry's stack."""
         stack_of_table = np.empty(len(self.samplers), np.int64)
         for number, stack in enumerate(self.stacks):
             stack_of_table[stack.tables] = number
-        return stack_of_table[self.certificate.table_of]
+        return stack_of_table[self.certificate.table_index]
 
     @cached_property
-    def places(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """Return, for every stack, the numbers of every entry's place; a plain one where all entries have the same.
+    def entry_parameters(self) -> tuple[tuple[np.ndarray, ...], ...]:
+        """Return, for every stack, the parameters of every entry; a plain number where all entries have the same.
 
         Those of entries of other stacks are 0.
         """
-        return tuple(self._places(stack) for stack in self.stacks)
+        return tuple(self._entry_parameters(stack) for stack in self.stacks)
 
-    def _places(self, stack: Stack) -> tuple[np.ndarray, ...]:
+    def _entry_parameters(self, stack: Stack) -> tuple[np.ndarray, ...]:
         columns: list[np.ndarray] = []
         for number in stack.tables.tolist():
             sampler: Any = self.samplers[number]
-            if sampler.stack is None:
+            if sampler.stack_key is None:
                 return ()
-            entries = self.certificate.entries_of[number]
-            for i, values in enumerate(sampler.entry_places(self._claims_of(number))):
+            entries = self.certificate.table_entries[number]
+            for i, values in enumerate(sampler.entry_parameters(self._table_claims(number))):
                 if i == len(columns):
-                    columns.append(np.zeros(len(self.certificate.table_of), np.asarray(values).dtype))
+                    columns.append(np.zeros(len(self.certificate.table_index), np.asarray(values).dtype))
                 columns[i][entries] = values
         return tuple(map(plain_if_equal, columns))
 
     @cached_property
-    def table_numbers(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """Return, for every stack, its tables' numbers for every entry; a plain one where all tables have the same."""
-        return tuple(self._table_numbers(stack) for stack in self.stacks)
+    def table_parameters(self) -> tuple[tuple[np.ndarray, ...], ...]:
+        """Return, for every stack, its tables' parameters for every entry; a plain number where all have the same."""
+        return tuple(self._table_parameters(stack) for stack in self.stacks)
 
-    def _table_numbers(self, stack: Stack) -> tuple[np.ndarray, ...]:
+    def _table_parameters(self, stack: Stack) -> tuple[np.ndarray, ...]:
         rank = np.zeros(len(self.samplers), np.int64)
         rank[stack.tables] = np.arange(len(stack.tables))
-        own_rank = rank[self.certificate.table_of]
-        columns = stack.stacked.tables
-        return tuple(plain if np.ndim(plain := plain_if_equal(c)) == 0 else c[own_rank] for c in columns)
+        entry_rank = rank[self.certificate.table_index]
+        columns = [plain_if_equal(column) for column in stack.sampler.table_parameters]
+        return tuple(column[entry_rank] if np.ndim(column) else column for column in columns)
 
     def __getstate__(self) -> dict[str, object]:
         """Return the fields alone: cached values are made again from them."""
@@ -254,18 +255,18 @@ def exact_batch(
     exact_sampler: Callable[[Mechanism], ExactSampler],
     shared_tables: Callable[[Mechanism], Tables | None],
 ) -> ExactBatch:
-    """Return the verified sampler of a batch, with a table for every kind of entry, or tables that many kinds share.
+    """Return the verified sampler of a batch, with a table for every class of entries, or tables that classes share.
 
-    Entries of one kind have the same parameters ``in_units`` of their own interval or sensitivity.
+    Entries of one class have the same parameters ``in_units`` of their own interval or sensitivity.
     """
     flat = flat_leaves(mechanism)
     for leaf, _ in leaves(flat):
         if isinstance(leaf, Tracer):
             raise TypeError("mechanism: a traced batch cannot be certified; its integers need its parameters' values")
     flat = map_leaves(lambda leaf, _: _frozen(np.array(leaf, np.float64)), flat)
-    kinds = distinct_entries(in_units)[1].reshape(in_units.batch_shape)
-    kinds = np.broadcast_to(kinds, mechanism.batch_shape).ravel()
-    tables = _own_tables(flat, kinds, exact_sampler) if kinds.max() < MAX_TABLES else None
+    classes = distinct_entries(in_units)[1].reshape(in_units.batch_shape)
+    classes = np.broadcast_to(classes, mechanism.batch_shape).ravel()
+    tables = _class_tables(flat, classes, exact_sampler) if classes.max() < MAX_TABLES else None
     tables = tables or shared_tables(flat)
     if tables is None:
         raise CertificateError(
@@ -273,27 +274,27 @@ def exact_batch(
             "ratio of budget, delta and scale to sensitivity, for instance by rounding budgets down. Laplace noise of "
             "scale sensitivity/epsilon may have any number, from epsilon 0.002 on"
         )
-    samplers, table_of, claims = tables
+    samplers, table_index, claims = tables
     frozen = {name: _frozen(values) for name, values in claims.items()}
     certificates = tuple(sampler.certificate for sampler in samplers)
-    certificate = BatchCertificate(certificates, mechanism.batch_shape, _frozen(table_of), frozen)
+    certificate = BatchCertificate(certificates, mechanism.batch_shape, _frozen(table_index), frozen)
     # A copy, so that the batch itself can be forgotten while it is a key of samplers.
     return ExactBatch(map_leaves(lambda leaf, _: leaf, mechanism), certificate, samplers)
 
 
-def _own_tables(
-    flat: Mechanism, kinds: np.ndarray, exact_sampler: Callable[[Mechanism], ExactSampler]
+def _class_tables(
+    flat: Mechanism, classes: np.ndarray, exact_sampler: Callable[[Mechanism], ExactSampler]
 ) -> Tables | None:
-    """Return a table for every kind of entry; None if there are too many.
+    """Return a table for every class of alike entries; None if there are too many.
 
-    Where a table does not fit an entry of its kind, since a bin is a whole number of grid points, this entry starts a
-    kind of its own.
+    Where a table does not fit an entry of its class, since a bin is a whole number of grid points, this entry starts a
+    class of its own.
     """
     samplers: list[ExactSampler] = []
-    table_of = np.full(flat.batch_size, -1)
+    table_index = np.full(flat.batch_size, -1)
     claims: dict[str, np.ndarray] = {}
-    order = np.argsort(kinds, kind="stable")
-    for entries in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
+    order = np.argsort(classes, kind="stable")
+    for entries in np.split(order, np.flatnonzero(np.diff(classes[order])) + 1):
         while len(entries):
             if len(samplers) == MAX_TABLES:
                 return None
@@ -301,13 +302,13 @@ def _own_tables(
             certificate = sampler.certificate
             if not claims:
                 claims = {name: np.empty(flat.batch_size) for name in certificate.entry_claims}
-            own = {name: np.broadcast_to(getattr(flat, name), flat.batch_size)[entries] for name in claims}
-            fits = ~certificate.refused_entries(own)
-            if not fits[0]:
+            stated = {name: np.broadcast_to(getattr(flat, name), flat.batch_size)[entries] for name in claims}
+            refused = certificate.refused_entries(stated)
+            if refused[0]:
                 raise CertificateError("mechanism: an entry's own table is not certified for it")
-            for name, values in own.items():
-                claims[name][entries[fits]] = values[fits]
-            table_of[entries[fits]] = len(samplers)
+            for name, values in stated.items():
+                claims[name][entries[~refused]] = values[~refused]
+            table_index[entries[~refused]] = len(samplers)
             samplers.append(sampler)
-            entries = entries[~fits]
-    return tuple(samplers), table_of, claims
+            entries = entries[refused]
+    return tuple(samplers), table_index, claims

@@ -22,7 +22,7 @@ from dpkernels.distributions.discrete import Lattice
 from dpkernels.exact.batches import ExactBatch, exact_batch
 from dpkernels.exact.bounded.row_construction import central_certificate, optimal_certificate
 from dpkernels.exact.bounded.rows import ExactRows, RowCertificate
-from dpkernels.exact.bounded.window_construction import placed_table, two_point_table, windowed_table
+from dpkernels.exact.bounded.window_construction import square_wave_table, two_point_table, windowed_table
 from dpkernels.exact.bounded.windows import ExactWindow, SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.categorical.prefixes import prefix_sampler
 from dpkernels.exact.categorical.sampler import CategorySampler, category_sampler
@@ -320,7 +320,7 @@ def _(mechanism: Multivariate) -> ExactMultivariate:
 
 
 _sampler.register(Windowed, lambda m: ExactWindow(m, WindowCertificate.of(windowed_table(m), m.epsilon)))
-_sampler.register(SquareWave, lambda m: ExactWindow(m, SquareWaveCertificate.of(placed_table(m), m.epsilon)))
+_sampler.register(SquareWave, lambda m: ExactWindow(m, SquareWaveCertificate.of(square_wave_table(m), m.epsilon)))
 _sampler.register(TwoPoint, lambda m: ExactWindow(m, WindowCertificate.of(two_point_table(m), m.epsilon)))
 _sampler.register(Additive, lambda m: ExactNoise(m, noise_certificate(m)))
 _sampler.register(AdditiveVector, lambda m: ExactNoise(m, vector_certificate(m)))

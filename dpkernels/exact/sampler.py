@@ -39,9 +39,9 @@ LOWER_HALF_STREAM = 33
 _ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
 
 # Returns the noise words of a turn from its number: of turn 0 the first ones again, and later ones from 1 on.
-Later = Callable[[Any], RealArray]
+NoiseWords = Callable[[Any], RealArray]
 
-_PARTS = 16  # of a vector whose inputs are checked together
+_PIECES = 16  # of a vector whose inputs are checked together
 
 
 def options_on_cpu() -> dict[str, int] | None:
@@ -83,7 +83,7 @@ class ExactSampler(abc.ABC):
         return Derived(self)
 
     @property
-    def stack(self) -> tuple[object, ...] | None:
+    def stack_key(self) -> tuple[object, ...] | None:
         """Return what samplers have in common that ``stacked`` joins; None if the class joins none."""
         return (type(self), self.words) if hasattr(self, "stacked") else None
 
@@ -97,7 +97,7 @@ class ExactSampler(abc.ABC):
     def subnormal_safe_radius(self) -> float:
         """Return the distance from 0 within which inputs may be read as 0, as processors read subnormal numbers."""
 
-    def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
+    def least_safe_radius(self, claims: Mapping[str, np.ndarray]) -> float:
         """Return the least ``subnormal_safe_radius`` of the entries of a batch that have this table."""
         return self.subnormal_safe_radius
 
@@ -114,7 +114,7 @@ class ExactSampler(abc.ABC):
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         """Return reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
 
-    def all_reports(self, x: RealArray, *words: RealArray, later: Later) -> RealArray:
+    def complete_reports(self, x: RealArray, *words: RealArray, noise_words: NoiseWords) -> RealArray:
         """Return ``reports``, those completed that need words of later turns."""
         return self.reports(x, *words)
 
@@ -124,7 +124,7 @@ class ExactSampler(abc.ABC):
         return ()
 
     def are_incomplete(self, noise: np.ndarray) -> np.ndarray:
-        """Return the indices of noise words whose reports need words of later turns: of ``all_reports``."""
+        """Return the indices of noise words whose reports need words of later turns: of ``complete_reports``."""
         return np.zeros(0, np.int64)
 
     @cached_property
@@ -135,13 +135,13 @@ class ExactSampler(abc.ABC):
         largest valid input. A value outside them is replaced before it meets noise.
         """
 
-        def inside(x: Array, ends: Array) -> Array:
+        def are_valid(x: Array, ends: Array) -> Array:
             keys = order_keys(x)
             return (ends[0] <= keys) & (keys <= ends[1])
 
         def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
-            reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
-            return reports, all_in_pieces(lambda piece: inside(piece, ends), x)
+            reports = self.reports(jnp.where(are_valid(x, ends), x, jnp.zeros_like(x)), *words)
+            return reports, all_in_pieces(lambda piece: are_valid(piece, ends), x)
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=options_on_cpu())
 
@@ -161,13 +161,13 @@ class Derived(dict[tuple[Any, ...], Any]):
 
 
 def all_in_pieces(test: Callable[..., Array], x: Array, *columns: Array) -> Array:
-    """Return whether a test holds for every value of a vector, and for the same places of columns, or plain numbers.
+    """Return whether a test holds for every value of a vector, and the same rows of columns, or plain numbers.
 
-    On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
+    On a CPU XLA reduces one value after the other, so most of it is done on pieces of the vector, together.
     """
-    count = _PARTS if len(x) % _PARTS == 0 else 1
+    count = _PIECES if len(x) % _PIECES == 0 else 1
     pieces = [column.reshape(count, -1) if column.ndim else [column] * count for column in (x, *columns)]
-    return reduce(and_, (test(*piece) for piece in zip(*pieces, strict=True))).all()
+    return reduce(and_, (test(*columns) for columns in zip(*pieces, strict=True))).all()
 
 
 MAX_RANGES = 8  # Of incomplete words; where there are more, the kernel finds them.
@@ -175,13 +175,13 @@ MAX_RANGES = 8  # Of incomplete words; where there are more, the kernel finds th
 
 def indices_within(words: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
     """Return the indices of words within some ranges, which most ranges have none of."""
-    type_, places = words.dtype.type, list[np.ndarray]()
+    word, indices = words.dtype.type, list[np.ndarray]()
     for numbers in ranges:
         if numbers.start:
-            places.append(np.flatnonzero(words - type_(numbers.start) < type_(numbers.stop - numbers.start)))
+            indices.append(np.flatnonzero(words - word(numbers.start) < word(numbers.stop - numbers.start)))
         elif np.minimum.reduce(words) < numbers.stop:
-            places.append(np.flatnonzero(words < type_(numbers.stop)))
-    return np.unique(np.concatenate(places)) if places else np.zeros(0, np.int64)
+            indices.append(np.flatnonzero(words < word(numbers.stop)))
+    return np.unique(np.concatenate(indices)) if indices else np.zeros(0, np.int64)
 
 
 def order_keys(x: RealArray) -> Any:
@@ -191,19 +191,19 @@ def order_keys(x: RealArray) -> Any:
     return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
-class NearReports(NamedTuple):
-    """A faster program for the same bits, where all values are near 0."""
+class FloatReports(NamedTuple):
+    """A faster program for the same bits, by float arithmetic, where all values are near 0."""
 
     reports: Callable[..., RealArray]
-    reach: Callable[..., Real]  # Numbers of each value's place -> the distance from 0 below which it is near.
+    radius: Callable[..., Real]  # Parameters of each value's entry -> the distance from 0 below which it is near.
 
 
-class Stacked(NamedTuple):
-    """The reports of several tables of one kind, with the numbers of every table."""
+class StackedSampler(NamedTuple):
+    """The reports of several tables of one kind, with the parameters of every table."""
 
-    # (x, words, numbers of each value's place, numbers of each value's table) -> reports
+    # (x, words, parameters of each value's entry, parameters of each value's table) -> reports
     reports: Callable[..., RealArray]
-    tables: tuple[np.ndarray, ...]  # The numbers, one a table, in arrays.
-    near: NearReports | None = None
-    # Numbers of places -> the ends of their intervals, if they tell these.
+    table_parameters: tuple[np.ndarray, ...]  # One a table, in arrays.
+    by_floats: FloatReports | None = None
+    # Parameters of entries -> the ends of their intervals, if they tell these.
     interval: Callable[..., tuple[RealArray, RealArray]] | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.exact.batches import ExactBatch, Stack
+from dpkernels.exact.noise.grid import NoiseGrid
 from dpkernels.exact.sampler import MAX_RANGES, all_in_pieces, indices_within, options_on_cpu, order_keys
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import RealArray
@@ -30,6 +31,8 @@ from dpkernels.release.inputs import Bounds, finite_keys, keys_of_ends
 from dpkernels.release.process import calling_thread_device, own_settings
 
 _ALWAYS_NUMPY = 1 << 12  # Up to this number of values NumPy is faster than a call of a compiled program.
+Columns = tuple[np.ndarray, ...]
+
 _DISAGREE = "x: the kernel found a value outside its interval, and NumPy did not; no report is made"
 
 
@@ -75,7 +78,7 @@ class BatchRelease:
         space = self._workspace(stack, count, out.dtype)
         space.take_values(values)
         self._fill(space.words_of(count, skip := start % BLOCK_VALUES), start - skip)
-        reports = _by_xla(self.sampler, 0, space, count, entries, row % self.sampler.size, ends)
+        reports = _compiled_reports(self.sampler, 0, space, count, entries, row % self.sampler.size, ends)
         if reports is not None:
             out[:] = reports
             self._complete(0, space.words_of(count), space.x[:count], start, entries, out)  # What was checked.
@@ -95,11 +98,11 @@ class BatchRelease:
             return
         rows = np.arange(self.sampler.size)[entries]
         for number, stack in enumerate(self.sampler.stacks):
-            own = np.flatnonzero(self.sampler.stack_of[rows] == number)
-            if len(own):
-                part = np.empty(len(own), out.dtype)
-                self._release(number, x[own], [words[i][own] for i in stack.words], own + start, rows[own], part)
-                out[own] = part
+            indices = np.flatnonzero(self.sampler.stack_index[rows] == number)
+            if len(indices):
+                reports, stack_words = np.empty(len(indices), out.dtype), [words[i][indices] for i in stack.words]
+                self._release(number, x[indices], stack_words, indices + start, rows[indices], reports)
+                out[indices] = reports
 
     def _release(
         self,
@@ -114,13 +117,13 @@ class BatchRelease:
         stack, count = self.sampler.stacks[number], len(x)
         if self._is_short(count, out.dtype):
             with np.errstate(all="ignore"):
-                out[:] = stack.stacked.reports(x, words, *_numbers(self.sampler, number, entries))
+                out[:] = stack.sampler.reports(x, words, *_parameters(self.sampler, number, entries))
         else:
             space = self._workspace(stack, count, out.dtype)
             space.take_values(x)
             for buffer, drawn in zip(space.words_of(count), words, strict=True):
                 buffer[:] = drawn
-            reports = _by_xla(self.sampler, number, space, count, entries)
+            reports = _compiled_reports(self.sampler, number, space, count, entries)
             if reports is None:
                 raise RuntimeError(_DISAGREE)
             out[:] = reports
@@ -147,28 +150,28 @@ class BatchRelease:
         out: np.ndarray,
     ) -> None:
         """Replace the reports whose noise takes words of later turns: those of a value's own index."""
-        for table, places in self._incomplete(number, words[0], entries):
-            member: Any = self.sampler.samplers[table]
-            indices = places + start if isinstance(start, int) else start[places]
-            later = partial(words_at, self.key, member.words[0], indices)
-            place = _numbers(self.sampler, number, np.arange(self.sampler.size)[entries][places])[0]
-            drawn, values = [word[places] for word in words], x[places].astype(out.dtype, copy=False)
+        for table, indices in self._incomplete(number, words[0], entries):
+            sampler: Any = self.sampler.samplers[table]
+            positions = indices + start if isinstance(start, int) else start[indices]
+            noise_words = partial(words_at, self.key, sampler.words[0], positions)
+            entry, _ = _parameters(self.sampler, number, np.arange(self.sampler.size)[entries][indices])
+            drawn, values = [word[indices] for word in words], x[indices].astype(out.dtype, copy=False)
             with np.errstate(all="ignore"):
-                out[places] = member.completed_at(values, *drawn, later, place)
+                out[indices] = sampler.complete(values, *drawn, noise_words, NoiseGrid(*entry))
 
     def _incomplete(
         self, number: int, noise: np.ndarray, entries: slice | np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield tables, each with the places of its values whose noise takes words of later turns."""
+        """Yield tables, each with the indices of its values whose noise takes words of later turns."""
         words = self.sampler.derived[_incomplete_words, number]
-        places = np.arange(len(noise)) if words is None else indices_within(noise, words)
-        if len(places):
-            table_of = self.sampler.certificate.table_of[entries][places]
-            for table in np.unique(table_of).tolist():
-                own = places[table_of == table]
-                own = own[self.sampler.samplers[table].are_incomplete(noise[own])]
-                if len(own):
-                    yield table, own
+        candidates = np.arange(len(noise)) if words is None else indices_within(noise, words)
+        if len(candidates):
+            tables = self.sampler.certificate.table_index[entries][candidates]
+            for table in np.unique(tables).tolist():
+                indices = candidates[tables == table]
+                indices = indices[self.sampler.samplers[table].are_incomplete(noise[indices])]
+                if len(indices):
+                    yield table, indices
 
 
 def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | None:
@@ -179,18 +182,17 @@ def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | N
         if words is None:
             return None
         ranges.extend(words)
-    first = range(max((each.stop for each in ranges if not each.start), default=0))
-    others = dict.fromkeys(each for each in ranges if each.start)
-    return (first, *others) if len(others) <= MAX_RANGES else None
+    smallest = range(max((words.stop for words in ranges if not words.start), default=0))
+    larger = dict.fromkeys(words for words in ranges if words.start)
+    return (smallest, *larger) if len(larger) <= MAX_RANGES else None
 
 
-def _numbers(sampler: ExactBatch, number: int, entries: slice | np.ndarray) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the numbers of some entries' places and tables, in one stack."""
-    place, table = sampler.places[number], sampler.table_numbers[number]
-    return _at(place, entries), _at(table, entries)
+def _parameters(sampler: ExactBatch, number: int, entries: slice | np.ndarray) -> tuple[Columns, Columns]:
+    """Return the parameters of some entries of a stack, and those of the entries' tables."""
+    return _select(sampler.entry_parameters[number], entries), _select(sampler.table_parameters[number], entries)
 
 
-def _at(columns: tuple[np.ndarray, ...], entries: slice | np.ndarray) -> tuple[np.ndarray, ...]:
+def _select(columns: Columns, entries: slice | np.ndarray) -> Columns:
     """Return columns at some entries; a plain number is that of all entries."""
     return tuple(column[entries] if np.ndim(column) else column for column in columns)
 
@@ -198,7 +200,7 @@ def _at(columns: tuple[np.ndarray, ...], entries: slice | np.ndarray) -> tuple[n
 Ends = tuple[Bounds, np.dtype] | None  # The interval of every entry, for values of a type; None if it was checked.
 
 
-def _by_xla(
+def _compiled_reports(
     sampler: ExactBatch,
     number: int,
     space: Workspace,
@@ -209,19 +211,19 @@ def _by_xla(
 ) -> np.ndarray | None:
     """Return the reports of a workspace's values by the compiled program; None if a value is outside its interval.
 
-    Values of consecutive entries read numbers that are kept on the device, those from entry ``first`` on.
+    Values of consecutive entries read parameters that are kept on the device, those from entry ``first`` on.
     """
     length, dtype = len(space.x), space.x.dtype
     with own_settings(x64=True):
-        for is_near in (True, False) if sampler.stacks[number].stacked.near else (False,):
-            columns = sampler.derived[_ends, number, dtype, ends, is_near]
+        for by_floats in (True, False) if sampler.stacks[number].sampler.by_floats else (False,):
+            keys = sampler.derived[_interval_keys, number, dtype, ends, by_floats]
             if first is not None:
-                numbers = sampler.derived[_kept, first, count, length, number, columns]
+                columns = sampler.derived[_device_columns, first, count, length, number, keys]
             else:
-                numbers = _on_device((_at(columns, entries), *_numbers(sampler, number, entries)), length)
-            shapes = tuple(column.shape for column in numbers[0])
-            program = sampler.derived[_program, number, length, dtype, shapes, is_near]
-            space.reports, is_valid = program(space.reports, *space.arguments(), *numbers)
+                columns = _to_device((_select(keys, entries), *_parameters(sampler, number, entries)), length)
+            shapes = tuple(column.shape for column in columns[0])
+            program = sampler.derived[_program, number, length, dtype, shapes, by_floats]
+            space.reports, is_valid = program(space.reports, *space.arguments(), *columns)
             if bool(np.asarray(is_valid)):
                 return np.asarray(space.reports)[:count]
     return None
@@ -233,29 +235,29 @@ class _Columns(tuple[np.ndarray, ...]):
     __hash__, __eq__ = object.__hash__, object.__eq__
 
 
-def _ends(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends, is_near: bool) -> _Columns:
+def _interval_keys(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends, by_floats: bool) -> _Columns:
     """Return the ``order_keys`` of the ends of the entries' intervals; none if the program needs none.
 
-    The program of values near 0 needs none where all near values are inside. A program whose reports read the ends has
-    them anyway.
+    The program by floats needs none where all values within its radius are valid. A program whose reports read the ends
+    has them anyway.
     """
     if ends is None:
         return _Columns(finite_keys(dtype))
-    _limit_kept(sampler, (_ends, number, dtype, ends, is_near))
+    _limit_cache(sampler, (_interval_keys, number, dtype, ends, by_floats))
     low, high = keys = ends[0].entry_keys(ends[1], dtype)
-    stacked, place = sampler.stacks[number].stacked, sampler.places[number]
-    if is_near and stacked.near:
-        reach = np.asarray(stacked.near.reach(place), dtype)
-        if (low <= order_keys(-reach)).all() and (order_keys(reach) <= high).all():
+    stacked, entry = sampler.stacks[number].sampler, sampler.entry_parameters[number]
+    if by_floats and stacked.by_floats:
+        radius = np.asarray(stacked.by_floats.radius(entry), dtype)
+        if (low <= order_keys(-radius)).all() and (order_keys(radius) <= high).all():
             return _Columns()
     if stacked.interval and dtype == np.float64:
-        own = keys_of_ends(*stacked.interval(place))
-        if all((a == b).all() for a, b in zip(own, keys, strict=True)):
+        table_keys = keys_of_ends(*stacked.interval(entry))
+        if all((a == b).all() for a, b in zip(table_keys, keys, strict=True)):
             return _Columns()
     return _Columns(keys)
 
 
-def _on_device(columns: object, length: int) -> Any:
+def _to_device(columns: object, length: int) -> Any:
     """Return columns padded to a length as JAX's arrays, of their own memory where it is aligned."""
 
     def padded(column: np.ndarray) -> Any:
@@ -271,64 +273,63 @@ def _on_device(columns: object, length: int) -> Any:
     return tree_map(padded, columns)
 
 
-_MAX_KEPT = 1 << 8  # Parts of vectors whose numbers are kept on the device, and intervals.
+_MAX_CACHED = 1 << 8  # Values of ``_interval_keys`` and ``_device_columns`` of a sampler.
 
 
-def _kept(sampler: ExactBatch, first: int, count: int, length: int, number: int, ends: _Columns) -> Any:
-    _limit_kept(sampler, (_kept, first, count, length, number, ends))
+def _device_columns(sampler: ExactBatch, first: int, count: int, length: int, number: int, keys: _Columns) -> Any:
+    """Return the columns that the program of a stack reads for consecutive entries, on the device."""
+    _limit_cache(sampler, (_device_columns, first, count, length, number, keys))
     entries: Any = np.arange(first, first + count) % sampler.size
     if first + count <= sampler.size:
         entries = slice(first, first + count)
-    return _on_device((_at(ends, entries), *_numbers(sampler, number, entries)), length)
+    return _to_device((_select(keys, entries), *_parameters(sampler, number, entries)), length)
 
 
-def _limit_kept(sampler: ExactBatch, key: tuple[Any, ...]) -> None:
-    """Note that a value will be kept for a key, and forget the oldest one if there are too many."""
-    kept = sampler.derived[_parts,]
-    kept.append(key)
-    if len(kept) > _MAX_KEPT:
-        sampler.derived.pop(kept.pop(0), None)
+def _limit_cache(sampler: ExactBatch, key: tuple[object, ...]) -> None:
+    """Note a key of ``derived`` that is about to have a value, and forget the oldest value if there are too many."""
+    cached = sampler.derived[_cached_keys,]
+    cached.append(key)
+    if len(cached) > _MAX_CACHED:
+        sampler.derived.pop(cached.pop(0), None)
 
 
-def _parts(sampler: ExactBatch) -> list[Any]:
+def _cached_keys(sampler: ExactBatch) -> list[tuple[object, ...]]:
     return []
 
 
 def _program(
-    sampler: ExactBatch, number: int, length: int, dtype: np.dtype, shapes: tuple[Any, ...], is_near: bool
+    sampler: ExactBatch, number: int, length: int, dtype: np.dtype, shapes: tuple[Any, ...], by_floats: bool
 ) -> Any:
-    """Return the compiled program (memory, _, x, *words, ends, place, table) -> (reports, whether all are valid).
+    """Return the compiled program (memory, _, x, *words, keys, entry, table) -> (reports, whether all are valid).
 
-    The reports take over ``memory``. They are valid if every value is within the ends of its entry, and, of the program
-    for values near 0, if they are near enough. A value outside the ends is replaced before it meets noise.
+    The reports take over ``memory``. They are valid if every value is within the interval of its entry, and, of the
+    program by floats, within its radius. A value outside the interval is replaced before it meets noise.
     """
-    stacked, where = sampler.stacks[number].stacked, jax.sharding.SingleDeviceSharding(calling_thread_device())
+    stacked, sharding = sampler.stacks[number].sampler, jax.sharding.SingleDeviceSharding(calling_thread_device())
 
     def are_valid(x: Array, *columns: Array) -> Array:
-        place, keys = columns[len(shapes) :], order_keys(x)
-        tests = [abs(x) < stacked.near.reach(place)] if is_near and stacked.near else []
+        entry, keys = columns[len(shapes) :], order_keys(x)
+        tests = [abs(x) < stacked.by_floats.radius(entry)] if by_floats and stacked.by_floats else []
         if shapes or stacked.interval:
-            low, high = keys_of_ends(*stacked.interval(place)) if stacked.interval and not shapes else columns[:2]
+            low, high = keys_of_ends(*stacked.interval(entry)) if stacked.interval and not shapes else columns[:2]
             tests.append((low <= keys) & (keys <= high))
         return reduce(and_, tests)
 
-    def release(_: Array, __: Array, x: Array, *rest: Any) -> tuple[RealArray, Array]:
-        *words, ends, place, table = rest
-        inputs = jnp.where(are_valid(x, *ends, *place), x, jnp.zeros_like(x))
-        reports = stacked.near.reports if is_near and stacked.near else stacked.reports
-        return reports(inputs, words, place, table), all_in_pieces(are_valid, x, *ends, *place)
+    def release(_: Array, __: Array, x: Array, *arguments: Any) -> tuple[RealArray, Array]:
+        *words, keys, entry, table = arguments
+        inputs = jnp.where(are_valid(x, *keys, *entry), x, jnp.zeros_like(x))
+        reports = stacked.by_floats.reports if by_floats and stacked.by_floats else stacked.reports
+        return reports(inputs, words, entry, table), all_in_pieces(are_valid, x, *keys, *entry)
 
-    def like(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+    def abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    keys = np.dtype(f"int{8 * dtype.itemsize}")
-    words = [like((length,), WORD_TYPES[sampler.words[i].bits]) for i in sampler.stacks[number].words]
-    ends = tuple(like(shape, keys) for shape in shapes)
-    place, table = (
-        tuple(like((length,) if np.ndim(column) else (), column.dtype) for column in columns[number])
-        for columns in (sampler.places, sampler.table_numbers)
+    key_type, values = np.dtype(f"int{8 * dtype.itemsize}"), abstract((length,), dtype)
+    words = [abstract((length,), WORD_TYPES[sampler.words[i].bits]) for i in sampler.stacks[number].words]
+    keys = tuple(abstract(shape, key_type) for shape in shapes)
+    entry, table = (
+        tuple(abstract((length,) if np.ndim(column) else (), column.dtype) for column in columns[number])
+        for columns in (sampler.entry_parameters, sampler.table_parameters)
     )
     program = jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=options_on_cpu())
-    return program.lower(
-        like((length,), dtype), like((KEYS,), keys), like((length,), dtype), *words, ends, place, table
-    ).compile()
+    return program.lower(values, abstract((KEYS,), key_type), values, *words, keys, entry, table).compile()

@@ -95,9 +95,11 @@ def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
 
     def local(x: Array, *heads: Array) -> RealArray:
         words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, sampler.words, strict=True)]
-        return sampler.all_reports(
-            x, *words, later=lambda turn: chacha.words_from(heads[0].at[11].set(turn), len(x), sampler.words[0].bits)
-        )
+
+        def noise_words(turn: Array) -> Array:
+            return chacha.words_from(heads[0].at[11].set(turn), len(x), sampler.words[0].bits)
+
+        return sampler.complete_reports(x, *words, noise_words=noise_words)
 
     mesh = jax.sharding.Mesh(np.array(devices), ("values",))
     specs = (split,) * (1 + len(sampler.words))

@@ -80,8 +80,8 @@ class HostRelease:
         first = [words_at(self.key, need, places) for need in needs]
         values = x[indices].astype(out.dtype, copy=False)
         with np.errstate(all="ignore"):
-            out[indices] = self.sampler.all_reports(
-                values, *first, later=lambda turn: words_at(self.key, needs[0], places, turn)
+            out[indices] = self.sampler.complete_reports(
+                values, *first, noise_words=lambda turn: words_at(self.key, needs[0], places, turn)
             )
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: tuple[np.ndarray, np.ndarray]) -> bool:

@@ -62,13 +62,13 @@ def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
 
 def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> RealArray:
     """Return the codes of so many values, int32, from all of their words."""
-    codes = noise.whole(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
+    codes = noise.codes(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
 
     def complete(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        return state[0] & False, noise.completed(state[1], stream_words(key, NOISE_STREAM, (0, 0), count, 64, 1))
+        return state[0] & False, noise.complete(state[1], stream_words(key, NOISE_STREAM, (0, 0), count, 64, 1))
 
     # A loop of at most one turn: under vmap, lax.cond would compute both branches.
-    return jax.lax.while_loop(lambda state: state[0], complete, (noise.goes_on(codes).any(), codes))[1]
+    return jax.lax.while_loop(lambda state: state[0], complete, (noise.are_incomplete(codes).any(), codes))[1]
 
 
 def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Array:
@@ -77,7 +77,7 @@ def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Array:
     if count <= _MAX_WHOLLY_DRAWN:
         return _codes_of_rows(noise, key, jax.lax.iota(jnp.uint32, rows))[:count]
     upper = stream_words(key, UPPER_HALF_STREAM, (0, 0), rows * _ROW, 32)
-    codes, is_open = noise.first(upper)
+    codes, is_open = noise.upper_codes(upper)
     has_open = is_open.reshape(rows, _ROW).any(1)
     # The last ones of them are followed by row 0, whose codes stay what they are.
     (numbers,) = jnp.nonzero(has_open, size=rows + _TOGETHER, fill_value=0)
@@ -100,8 +100,8 @@ def _codes_of_rows(noise: HalvedNoise, key: Array, numbers: Array, upper: Array 
     places = [_places(numbers, *stream) for stream in streams[: 3 if upper is None else 2]]
     words = blocks_at(key, jnp.concatenate(places, axis=1)).reshape(-1)
     pairs = words[count : 3 * count].reshape(-1, 2).astype(jnp.uint64)
-    codes = noise.whole(words[3 * count :] if upper is None else upper, words[:count])
-    return noise.completed(codes, pairs[:, 0] | pairs[:, 1] << np.uint64(32))
+    codes = noise.codes(words[3 * count :] if upper is None else upper, words[:count])
+    return noise.complete(codes, pairs[:, 0] | pairs[:, 1] << np.uint64(32))
 
 
 def _places(numbers: Array, stream: int, in_block: int, turn: int) -> Array:

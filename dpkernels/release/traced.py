@@ -137,8 +137,8 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> RealArray:
     if getattr(sampler.mechanism, "lattice", None) is not None:
         words[1] = jnp.zeros_like(words[1])  # Values on the lattice are whole cells, so that rounding moves none.
     noise = sampler.words[0]
-    return sampler.all_reports(
-        x, *words, later=lambda turn: chacha.stream_words(key, noise.stream, (0, 0), len(x), noise.bits, turn)
+    return sampler.complete_reports(
+        x, *words, noise_words=lambda turn: chacha.stream_words(key, noise.stream, (0, 0), len(x), noise.bits, turn)
     )
 
 

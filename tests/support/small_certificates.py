@@ -13,7 +13,7 @@ from noise_tables import plain_table
 from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
-from dpkernels.exact.bounded.window_construction import placed_table, two_point_table, windowed_table
+from dpkernels.exact.bounded.window_construction import square_wave_table, two_point_table, windowed_table
 from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.categorical.certificate import BlockCertificate, SetCertificate
 from dpkernels.exact.noise.certificate import VectorClaim, certify_noise, certify_vector
@@ -55,7 +55,9 @@ MADE = {
     "window": lambda: WindowCertificate.of(small_table("sine-constant", 2.0, codes=32), 2.0),
     "window, flat": lambda: WindowCertificate.of(small_table("piecewise", 0.5, codes=32), 0.5),
     "window, two codes": lambda: WindowCertificate.of(small_table("duchi", 2.0), 2.0),
-    "placed window": lambda: SquareWaveCertificate.of(placed_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0),
+    "placed window": lambda: SquareWaveCertificate.of(
+        square_wave_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0
+    ),
     "mixture": mixture,
     "rows": lambda: optimal(points=5, outputs=11, **UNIT),
     "rows, near": near,

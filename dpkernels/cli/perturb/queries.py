@@ -342,7 +342,7 @@ def standard_deviations(certificate: BatchCertificate) -> np.ndarray | None:
         return None
     tables: list[Any] = [each.table for each in certificate.tables if isinstance(each, AdditiveCertificate)]
     in_cells = [float(table.variance / table.bin_width**2) ** 0.5 for table in tables]
-    return np.array(in_cells)[certificate.table_of] * RowGrids.of(certificate)[0].step
+    return np.array(in_cells)[certificate.table_index] * RowGrids.of(certificate)[0].step
 
 
 # What a verifier checks
@@ -365,14 +365,14 @@ class RowGrids:
 
     @classmethod
     def _of_part(cls, certificate: BatchCertificate, part: str) -> RowGrids:
-        columns = [np.empty(len(certificate.table_of)) for _ in range(4)]
-        order = np.argsort(certificate.table_of, kind="stable")
-        ends = np.flatnonzero(np.diff(certificate.table_of[order])) + 1
+        columns = [np.empty(len(certificate.table_index)) for _ in range(4)]
+        order = np.argsort(certificate.table_index, kind="stable")
+        ends = np.flatnonzero(np.diff(certificate.table_index[order])) + 1
         for table, rows in zip(certificate.tables, np.split(order, ends), strict=True):
             table = getattr(table, part) if isinstance(table, MixtureCertificate) else table
             claims = {name: values[rows] for name, values in certificate.claims.items()}
             if isinstance(table, AdditiveCertificate):
-                numbers: Any = 0.0, table.entry_places(claims).bin_width, np.inf, 0.0
+                numbers: Any = 0.0, table.entry_grids(claims).bin_width, np.inf, 0.0
             elif isinstance(table, WindowCertificate | SquareWaveCertificate | RowCertificate):
                 numbers = _of_interval(table, claims)
             else:
@@ -412,7 +412,7 @@ class StatedQueries:
 
     def __str__(self) -> str:
         names = ", ".join(f"{parameter} from {name!r}" for parameter, name in self.columns.items())
-        text = f" at most, for each of {len(self.certificate.table_of)} rows ({names})"
+        text = f" at most, for each of {len(self.certificate.table_index)} rows ({names})"
         return text if self.together is None else f"{text}; all rows together: {self.together}"
 
     def check(self, source: Source, piece: Sized, start: int) -> None:
@@ -428,7 +428,7 @@ class StatedQueries:
     def rebuilt(self, form: Mapping[str, Any]) -> ExactBatch:
         """Return the exact sampler of the rows, made again from the mechanism's name, the options and the claims."""
         values = {name: self.certificate.claims[name] for name in self.columns}
-        queries = Queries(self.columns, values, None, len(self.certificate.table_of))
+        queries = Queries(self.columns, values, None, len(self.certificate.table_index))
         return build(form["mechanism"], form["options"], queries)[1]
 
 
@@ -480,7 +480,7 @@ def is_same_batch(made: BatchCertificate, certificate: BatchCertificate) -> bool
     """Return whether two certificates are of the same rows: the same claims, and tables of the same size and ends."""
     if len(made.tables) != len(certificate.tables) or made.claims.keys() != certificate.claims.keys():
         return False
-    pairs = [(made.table_of, certificate.table_of), *((made.claims[n], v) for n, v in certificate.claims.items())]
+    pairs = [(made.table_index, certificate.table_index), *((made.claims[n], v) for n, v in certificate.claims.items())]
     return all(np.array_equal(*pair) for pair in pairs) and all(
         is_same(getattr(one, fact), getattr(other, fact))
         for one, other in zip(made.tables, certificate.tables, strict=True)

@@ -182,7 +182,7 @@ def certificate_form(certificate: Certificate) -> dict[str, object]:
     form = certificate.to_dict()
     if isinstance(certificate, BatchCertificate):
         claims = {name: pack_array(values) for name, values in certificate.claims.items()}
-        form |= {"table_of": pack_array(certificate.table_of), "claims": claims}
+        form |= {"table_of": pack_array(certificate.table_index), "claims": claims}
     return form
 
 

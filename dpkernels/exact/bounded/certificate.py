@@ -33,7 +33,7 @@ PROMISED_DEVIATION = 1e-3
 class BoundedTable(abc.ABC):
     """Integer weights: a distribution for each of S + 1 inputs, the rows, which are evenly spaced on an interval.
 
-    Code j stands for the report  middle + step places[j].  The step follows from the rows' means.
+    Code j stands for the report  middle + step offsets[j].  The step follows from the rows' means.
     """
 
     bits: int  # log2 of every row's total.
@@ -52,12 +52,12 @@ class BoundedTable(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def doubled_places(self) -> Sequence[int]:
-        """Return 2 places[j]: places may be halves."""
+    def doubled_offsets(self) -> Sequence[int]:
+        """Return 2 offsets[j]: offsets may be halves."""
 
     @abc.abstractmethod
     def row_moments(self, s: int) -> tuple[int, int]:
-        """Return the sums of weight times doubled place, and of weight times its square, of row s."""
+        """Return the sums of weight times doubled offset, and of weight times its square, of row s."""
 
     @property
     @abc.abstractmethod
@@ -81,7 +81,7 @@ class BoundedTable(abc.ABC):
     @property
     def codes(self) -> int:
         """Return N, how many reports are possible, the same for every input."""
-        return len(self.doubled_places)
+        return len(self.doubled_offsets)
 
     @property
     def slope(self) -> Fraction:
@@ -107,16 +107,16 @@ class BoundedTable(abc.ABC):
 
     @cached_property
     def rise(self) -> int:
-        """Return the last row's sum of weight times doubled place minus the first row's."""
+        """Return the last row's sum of weight times doubled offset minus the first row's."""
         return self.row_moments(self.shifts)[0] - self.row_moments(0)[0]
 
     @cached_property
     def step(self) -> Fraction:
-        """Return the data units between places: means rise by ``slope`` times the distance of the rows' inputs."""
+        """Return the data units between offsets: means rise by ``slope`` times the distance of the rows' inputs."""
         return 2 * self.slope * self.shifts * self.gap * self.total / self.rise
 
     def value(self, code: int) -> Fraction:
-        return self.middle + self.step * self.doubled_places[code] / 2
+        return self.middle + self.step * self.doubled_offsets[code] / 2
 
     def row_input(self, s: int) -> Fraction:
         return rational(self.ends[0]) + self.gap * s
@@ -181,17 +181,17 @@ class BoundedCertificate(Certificate):
         row_distance = table.rows_apart(sensitivity)
         ratio = certified_ratio(*table.extremes(row_distance), epsilon)
         slope = Fraction(1) if cls.is_unbiased else table.slope
-        away = ((table.row_mean(s) - table.middle, table.row_input(s) - table.middle) for s in table.decisive_rows)
-        if error := max(abs(mean - slope * x) for mean, x in away):
+        centred = ((table.row_mean(s) - table.middle, table.row_input(s) - table.middle) for s in table.decisive_rows)
+        if error := max(abs(mean - slope * x) for mean, x in centred):
             raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")
         return cls(float(epsilon), None if sensitivity is None else float(sensitivity), row_distance, ratio, table)
 
     @classmethod
     def certified(cls, payload: Mapping[str, object]) -> Self:
         (table,) = cls.parts
-        near = payload.get("sensitivity")
-        sensitivity = None if near is None else real("sensitivity", near)
-        return cls.of(cls.table_type.from_dict(payload[table]), real("epsilon", payload["epsilon"]), sensitivity)
+        sensitivity = payload.get("sensitivity")
+        distance = None if sensitivity is None else real("sensitivity", sensitivity)
+        return cls.of(cls.table_type.from_dict(payload[table]), real("epsilon", payload["epsilon"]), distance)
 
     @property
     def realised_epsilon(self) -> float:
@@ -235,13 +235,13 @@ class BoundedCertificate(Certificate):
 
     def lines(self) -> list[tuple[str, str]]:
         table = self.table
-        near = "any two of them" if self.cells == table.shifts else f"those up to {self.cells} places apart"
+        neighbours = "any two of them" if self.cells == table.shifts else f"those up to {self.cells} places apart"
         ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.shifts))
         realised = shortest(self.realised_epsilon)
         return [
             ("epsilon", f"{shortest(self.epsilon)}, attained {realised} (the logarithm of the largest ratio)"),
             ("reports", f"{table.codes} values from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
-            ("inputs", f"{table.rows} values from {ends}, one row of weights each; neighbours are {near}"),
+            ("inputs", f"{table.rows} values from {ends}, one row of weights each; neighbours are {neighbours}"),
             ("total weight", f"2^{table.bits}, for every row"),
             ("row means", self.means),
             ("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
@@ -261,8 +261,8 @@ def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fracti
     candidates = quotients >= quotients.max() * (1 - 2.0**-48)
     ratio = max(Fraction(a, b) for a, b in set(zip(high[candidates].tolist(), low[candidates].tolist(), strict=True)))
     if ratio > exp_lower_bound(epsilon):
-        above = log_upper_bound(ratio) - float(rational(epsilon))
+        overshoot = log_upper_bound(ratio) - float(rational(epsilon))
         raise CertificateError(
-            f"epsilon: a ratio is {shortest(float(ratio))}, {above:.3g} above epsilon {shortest(epsilon)}"
+            f"epsilon: a ratio is {shortest(float(ratio))}, {overshoot:.3g} above epsilon {shortest(epsilon)}"
         )
     return ratio

@@ -46,8 +46,8 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
         short = slope * (i - (n - 1) // 2) - sum(map(mul, weights, places))
         rows.append(_repaired(weights, places, total - sum(weights), short, unit))
     lower, upper, reach = (float(value) for value in (mechanism.lower, mechanism.upper, mechanism.reach))
-    within = 2 * reach <= (upper - lower) * (1 + 1e-12)
-    ends = (lower, upper) if within else outer_ends(lower, upper, Fraction(reach))
+    fits = 2 * reach <= (upper - lower) * (1 + 1e-12)
+    ends = (lower, upper) if fits else outer_ends(lower, upper, Fraction(reach))
     return RowTable(np.array(rows, np.uint64), places, bits, *ends, lower, upper)
 
 
@@ -78,9 +78,9 @@ def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: 
         gap, weight = places[b] - places[a], min(weights[a], weights[b])
         if weight > by_gap.get(gap, (-1,))[0]:
             by_gap[gap] = weight, a, b
-    far = max(by_gap, key=lambda gap: gap * by_gap[gap][0])
-    moves = {far: math.trunc(Fraction(short, far))}
-    for gap in _moves(short - far * moves[far], tuple(sorted(by_gap))):
+    largest = max(by_gap, key=lambda gap: gap * by_gap[gap][0])
+    moves = {largest: math.trunc(Fraction(short, largest))}
+    for gap in _moves(short - largest * moves[largest], tuple(sorted(by_gap))):
         moves[abs(gap)] = moves.get(abs(gap), 0) + (1 if gap > 0 else -1)
     for gap, count in moves.items():
         _, a, b = by_gap[gap]
@@ -157,8 +157,8 @@ def central_table(mechanism: CentralPiecewise, resolution: int, bits: int) -> Ro
         return None
     heights = np.array(levels, np.uint64)[window]
     # The outer level at every code, and what is left of the total on top, symmetric.
-    left, extra = divmod((1 << bits) - levels[0] * shifts - sum(heights.tolist()), codes)
-    base, edge = np.full(codes, levels[0] + left, np.uint64), (codes - extra) // 2
+    surplus, extra = divmod((1 << bits) - levels[0] * shifts - sum(heights.tolist()), codes)
+    base, edge = np.full(codes, levels[0] + surplus, np.uint64), (codes - extra) // 2
     base[edge : codes - edge] += np.uint64(1)
     base[codes // 2] -= np.uint64(codes - 2 * edge - extra)  # An even number of codes about a middle one leaves it out.
     weights = np.stack([base + np.pad(heights - np.uint64(levels[0]), (i, shifts - i)) for i in range(shifts + 1)])
@@ -181,8 +181,7 @@ def _levels(epsilon: float, counts: list[int], total: int) -> list[int] | None:
     low, high = 0, total
     while high - low > 1:
         middle = (low + high) // 2
-        fits = sum(map(mul, levels(middle), counts)) <= total
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if sum(map(mul, levels(middle), counts)) <= total else (low, middle)
     return levels(low) if low > 0 else None
 
 

@@ -68,7 +68,7 @@ class RowTable(BoundedTable):
         return len(self.weights) - 1
 
     @cached_property
-    def doubled_places(self) -> list[int]:
+    def doubled_offsets(self) -> list[int]:
         return [2 * place for place in self.places]
 
     @cached_property
@@ -80,7 +80,7 @@ class RowTable(BoundedTable):
 
     @cached_property
     def _moments(self) -> list[tuple[int, int]]:
-        return [moments(row, self.doubled_places) for row in self.weights.tolist()]
+        return [moments(row, self.doubled_offsets) for row in self.weights.tolist()]
 
     @cached_property
     def worst_variance(self) -> Fraction:
@@ -162,7 +162,7 @@ class ExactRows(BoundedSampler):
     short_rounding_stream = ROW_ROUNDING_STREAM  # Most have fewer rows, and words of 32 bits.
 
     def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
-        return self.reports_at(2 * outcomes, dtype)
+        return self.report_kernel(2 * outcomes, dtype)
 
 
 def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., RealArray]]:
@@ -174,8 +174,8 @@ def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., Re
     # Padding columns have no weight of their own, so their place is never read.
     places = np.zeros(1 << log_columns, np.int32)
     places[: table.codes] = table.places
-    others = np.concatenate([places[columns.alias] for columns in rows])
-    triples = np.stack([array.astype(word) for array in (packed, np.tile(places, len(rows)), others)], -1)
+    alias_places = np.concatenate([places[columns.alias] for columns in rows])
+    triples = np.stack([array.astype(word) for array in (packed, np.tile(places, len(rows)), alias_places)], -1)
 
     # Faster on a CPU; triples are on a GPU, where each look-up is a pass through memory.
     def by_column(r: RealArray, row: RealArray) -> RealArray:
@@ -184,7 +184,7 @@ def lookups(table: RowTable) -> tuple[Callable[..., RealArray], Callable[..., Re
     def by_triple(r: RealArray, row: RealArray) -> RealArray:
         index = (row << np.int32(log_columns)) + (r >> word(table.bits - log_columns)).astype(np.int32)
         triple = take(triples, index)
-        is_own = (r << word(log_columns) | word(last)) < triple[..., 0]
-        return jnp.where(is_own, triple[..., 1], triple[..., 2]).astype(np.int32)
+        is_column = (r << word(log_columns) | word(last)) < triple[..., 0]
+        return jnp.where(is_column, triple[..., 1], triple[..., 2]).astype(np.int32)
 
     return by_column, by_triple

@@ -47,7 +47,7 @@ class BoundedSampler(ExactSampler):
         """Return the reports of the kernel's outcomes."""
 
     @cached_property
-    def reports_at(self) -> Callable[..., Any]:
+    def report_kernel(self) -> Callable[..., Any]:
         return report_kernel(self.table.middle, self.table.step)
 
 
@@ -101,7 +101,7 @@ def _positions(x: RealArray, shifts: int, first: Real, factor: Real) -> RealArra
 
 
 def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
-    """Return (doubled place, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
+    """Return (doubled offset, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
     centre, coarse, fine = report_constants(middle, step / 2)
 
     def reports(doubled: RealArray, dtype: np.dtype) -> RealArray:
@@ -122,10 +122,10 @@ def split_products(numbers: Sequence[Fraction], factor: Fraction) -> tuple[np.nd
     products = [(number.numerator * factor.numerator, number.denominator * factor.denominator) for number in numbers]
     coarse, fine = _shortened([n / d for n, d in products]), list[float]()
     mantissas, exponents = np.frexp(coarse)
-    parts = zip(products, np.ldexp(mantissas, 29).tolist(), (exponents - 29).tolist(), strict=True)
-    for (n, d), m, exponent in parts:  # n/d - m 2^exponent; a quotient of integers is rounded once.
-        up, down = max(exponent, 0), max(-exponent, 0)
-        fine.append(((n << down) - (int(m) * d << up)) / (d << down))
+    terms = zip(products, np.ldexp(mantissas, 29).tolist(), (exponents - 29).tolist(), strict=True)
+    for (n, d), m, exponent in terms:  # n/d - m 2^exponent; a quotient of integers is rounded once.
+        left_shift, right_shift = max(exponent, 0), max(-exponent, 0)
+        fine.append(((n << right_shift) - (int(m) * d << left_shift)) / (d << right_shift))
     return coarse, _shortened(fine)
 
 

@@ -75,11 +75,11 @@ def windowed_table(
             height = float(table.window.max() / table.base.max()) / mechanism.relative_height
             if codes is None and (table.shifts < _MIN_ROWS or height < 1 - _HEIGHT_TOLERANCE):
                 continue
-            off = _deviation(mechanism, table)
+            deviation = _deviation(mechanism, table)
             if half_width is not None:
-                off = max(off, abs(len(table.window) / table.shifts / 2 / half_width - 1))
-            if off < best_deviation:
-                best, best_deviation = table, off
+                deviation = max(deviation, abs(len(table.window) / table.shifts / 2 / half_width - 1))
+            if deviation < best_deviation:
+                best, best_deviation = table, deviation
             if not divides and best_deviation <= _ACCEPTED_DEVIATION:
                 return replace(best, **interval)
         if best_deviation <= _ACCEPTED_DEVIATION:
@@ -93,9 +93,9 @@ def windowed_table(
     return replace(best, **interval)
 
 
-def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
+def square_wave_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
     """Return ``windowed_table`` of the unbiased counterpart, of the same width, with values moved to the middle."""
-    return windowed_table(mechanism.unbiased, bits, codes, mechanism.half_width).placed
+    return windowed_table(mechanism.unbiased, bits, codes, mechanism.half_width).contracted
 
 
 def _deviation(mechanism: Windowed, table: WindowTable) -> float:
@@ -127,10 +127,10 @@ def _flat_tables(mechanism: Windowed, relative: Fraction | float, bits: int, lim
     Then p a + q kappa = 2^(bits-g) fixes a modulo q, S = 2^(g+h) is a power of two, and the smallest a with
     kappa / a <= e^eps - 1 wastes at most q/a of the ratio.
     """
-    largest, share = min(exp_lower_bound(mechanism.epsilon) - 1, relative), mechanism.width / 2
+    largest, ratio = min(exp_lower_bound(mechanism.epsilon) - 1, relative), mechanism.width / 2
     for h in range(18):
-        near = (int(share / (1 - share) * 2**h) - 1) | 1
-        for q in {odd for odd in (near - 2, near, near + 2, near + 4) if odd > 0}:
+        odd = (int(ratio / (1 - ratio) * 2**h) - 1) | 1
+        for q in {q for q in (odd - 2, odd, odd + 2, odd + 4) if q > 0}:
             p = q + 2**h
             for g in range(max(0, limit.bit_length() - p.bit_length() - 4), bits):
                 if p << g > limit:
@@ -164,7 +164,7 @@ def _cell_table(
     Weight added to the base of a code raises no ratio. Where every row's window covers a code, rounding can lower the
     smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/window_tables.md).
     """
-    h, g, half = mechanism.window, mechanism.base, codes // 2
+    h, g, half_codes = mechanism.window, mechanism.base, codes // 2
     if not 2 <= window_codes <= codes - 2:
         return None
     width = 2 * window_codes / codes
@@ -175,13 +175,13 @@ def _cell_table(
     pad = math.ceil(1 / -math.expm1(-mechanism.epsilon)) if is_covered else 0
     scale = float((1 << bits) - (2 + pad) * codes)
     # The lower halves of both; the upper ones mirror them.
-    base = np.diff(g.cdf(np.linspace(-1, 0, half + 1))) * ((1 - window_mass) * scale)
+    base = np.diff(g.cdf(np.linspace(-1, 0, half_codes + 1))) * ((1 - window_mass) * scale)
     window = np.diff(h.cdf(np.linspace(0, 0.5, window_codes // 2 + 1))) * (window_mass * scale)
     base, window = np.ceil(base).astype(np.uint64), np.floor(window).astype(np.uint64)
     spare = (1 << (bits - 1)) - sum(base.tolist()) - sum(window.tolist())
     if spare < 0 or not window.any():
         return None
-    base += np.uint64(spare // half)
-    base[half - spare % half :] += np.uint64(1)
+    base += np.uint64(spare // half_codes)
+    base[half_codes - spare % half_codes :] += np.uint64(1)
     base, window = np.append(base, base[::-1]), np.append(window, window[::-1])
     return WindowTable(base, window, bits, float(mechanism.lower), float(mechanism.upper))

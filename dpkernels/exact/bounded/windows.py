@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from dpkernels.exact.certificate import (
     integers,
     moments,
 )
-from dpkernels.exact.sampler import Stacked
+from dpkernels.exact.sampler import StackedSampler
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree
@@ -53,7 +53,7 @@ class WindowTable(BoundedTable):
     bits: int
     lower: float
     upper: float
-    is_placed: bool = False  # The window's middle is the input itself, so means are nearer to the middle by ``slope``.
+    is_contracted: bool = False  # The window's middle is the input: means are nearer to the middle by ``slope``.
 
     def __post_init__(self) -> None:
         for name in ("base", "window"):
@@ -64,7 +64,7 @@ class WindowTable(BoundedTable):
         return len(self.base) - len(self.window)
 
     @property
-    def doubled_places(self) -> range:
+    def doubled_offsets(self) -> range:
         return range(1 - len(self.base), len(self.base), 2)
 
     @property
@@ -87,13 +87,13 @@ class WindowTable(BoundedTable):
 
     @property
     def slope(self) -> Fraction:
-        """Return the derivative of the mean by the input: 1, or the window's share of the total if it is placed."""
-        return Fraction(self.window_total, self.total) if self.is_placed else Fraction(1)
+        """Return the derivative of the mean by the input: 1, or the window's share of the total if contracted."""
+        return Fraction(self.window_total, self.total) if self.is_contracted else Fraction(1)
 
     @property
-    def placed(self) -> WindowTable:
+    def contracted(self) -> WindowTable:
         """Return the table with the same weights and its values contracted to the middle by the window's share."""
-        return replace(self, is_placed=True)
+        return replace(self, is_contracted=True)
 
     def row(self, s: int) -> np.ndarray:
         row = self.base.copy()
@@ -102,15 +102,15 @@ class WindowTable(BoundedTable):
 
     def row_moments(self, s: int) -> tuple[int, int]:
         (base1, base2), (window1, window2) = self._moments
-        away = 2 * s - self.shifts  # Of the window's middle, in doubled places.
-        second = base2 + window2 + 2 * away * window1 + away**2 * self.window_total
-        return base1 + window1 + away * self.window_total, second
+        offset = 2 * s - self.shifts  # Of the window's middle, doubled.
+        second = base2 + window2 + 2 * offset * window1 + offset**2 * self.window_total
+        return base1 + window1 + offset * self.window_total, second
 
     @cached_property
     def _moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return ``moments`` of the base and of the window, each about its own middle."""
         width = len(self.window)
-        base = moments(self.base.tolist(), self.doubled_places)
+        base = moments(self.base.tolist(), self.doubled_offsets)
         return base, moments(self.window.tolist(), range(1 - width, width, 2))
 
     @cached_property
@@ -169,7 +169,7 @@ class WindowTable(BoundedTable):
 
         outcomes, n = alias_kernel(alias_columns(self.outcomes, self.bits)), np.int32(self.codes)
 
-        return lambda r, row: _code_of(outcomes(r), row, n)
+        return lambda r, row: _outcome_code(outcomes(r), row, n)
 
     def to_dict(self) -> Mapping[str, object]:
         ends = {"lower": self.lower, "upper": self.upper}
@@ -189,7 +189,7 @@ def _divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Rea
     return namespace(r).where(r < base_total, in_base, in_window)
 
 
-def _code_of(outcome: RealArray, row: RealArray, n: Any) -> RealArray:
+def _outcome_code(outcome: RealArray, row: RealArray, n: Real) -> RealArray:
     """Return the code of an outcome: one of the n of the base, or one of the window, which begins at the row."""
     return namespace(outcome).where(outcome < n, outcome, row + outcome - n)
 
@@ -243,8 +243,8 @@ class SquareWaveCertificate(_OfWindow, kind="placed window"):
 
     @classmethod
     def of(cls, table: WindowTable, epsilon: float, sensitivity: float | None = None) -> Self:  # type: ignore[override]
-        """Verify the table with its values placed; see ``BoundedCertificate.of``."""
-        return super().of(table.placed, epsilon, sensitivity)
+        """Verify the table with its values contracted; see ``BoundedCertificate.of``."""
+        return super().of(table.contracted, epsilon, sensitivity)
 
 
 class ExactWindow(BoundedSampler):
@@ -253,10 +253,10 @@ class ExactWindow(BoundedSampler):
     def values(self, outcomes: RealArray, dtype: np.dtype) -> RealArray:
         if isinstance(outcomes, np.ndarray):
             return self._values[np.dtype(dtype)].take(outcomes)
-        return self.reports_at(2 * outcomes - (self.table.codes - 1), dtype)
+        return self.report_kernel(2 * outcomes - (self.table.codes - 1), dtype)
 
-    def entry_places(self, claims: Mapping[str, np.ndarray]) -> WindowPlace:
-        """Return the places of the table on the intervals of entries, by the arithmetic of one interval."""
+    def entry_parameters(self, claims: Mapping[str, np.ndarray]) -> WindowInterval:
+        """Return the intervals of entries, by the arithmetic of one interval."""
         lower, upper = claims["lower"], claims["upper"]
         scale = self.table.slope * self.table.total / self.table.rise
         pairs, inverse = np.unique(np.stack([lower, upper], -1), axis=0, return_inverse=True)
@@ -264,74 +264,78 @@ class ExactWindow(BoundedSampler):
         constants = np.stack([centres, *split_products(lengths, scale)])
         centre, coarse, fine = constants[:, inverse.ravel()]
         is_middle = centre == (lower + upper) * 0.5
-        return WindowPlace(lower, upper, is_middle.astype(np.float64), np.where(is_middle, 0.0, centre), coarse, fine)
+        centre = np.where(is_middle, 0.0, centre)
+        return WindowInterval(lower, upper, is_middle.astype(np.float64), centre, coarse, fine)
 
-    def safe_radius_of(self, claims: Mapping[str, np.ndarray]) -> float:
+    def least_safe_radius(self, claims: Mapping[str, np.ndarray]) -> float:
         narrowest = float((claims["upper"] - claims["lower"]).min())
         return math.ldexp(narrowest / self.table.shifts, -self.fraction_bits - 10)
 
     @classmethod
-    def stacked(cls, samplers: Sequence[ExactWindow]) -> Stacked:
-        """Return the reports of several tables; the numbers of an entry are its place, and its table's columns."""
+    def stacked(cls, samplers: Sequence[ExactWindow]) -> StackedSampler:
+        """Return the sampler of several tables; an entry's parameters are its interval, and its table's columns."""
         tables = [sampler.table for sampler in samplers]
         if len(tables) == 1:
-            return Stacked(samplers[0]._interval_reports, (), interval=_interval)
-        numbers, codes = _stacked_kernel(tables)
+            return StackedSampler(samplers[0]._interval_reports, (), interval=_interval)
+        kernel_parameters, codes = _stacked_kernel(tables)
         bits = np.array([fraction_bits(table.shifts) for table in tables])
         steps = np.array([table.shifts for table in tables]) << bits
-        far = np.array([table.codes - 1 for table in tables], np.int32)
+        last_code = np.array([table.codes - 1 for table in tables], np.int32)
         is_masked = (samplers[0].words[1].bits > bits).any()
 
-        def reports(x: RealArray, words: Sequence[RealArray], place: PyTree, table: PyTree) -> RealArray:
-            (noise, rounding), (steps, bits, far, *columns), xp = words, table, namespace(x)
-            place = WindowPlace(*place)
-            doubled = (x.astype(np.float64, copy=False) - place.lower) * (2 * steps / (place.upper - place.lower))
+        def reports(x: RealArray, words: Sequence[RealArray], entry: PyTree, table: PyTree) -> RealArray:
+            (noise, rounding), (steps, bits, last_code, *columns), xp = words, table, namespace(x)
+            interval = WindowInterval(*entry)
+            factor = 2 * steps / (interval.upper - interval.lower)
+            doubled = (x.astype(np.float64, copy=False) - interval.lower) * factor
             position = (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(np.int64) + 1) >> 1
             low_bits = rounding.astype(np.int64)
             if is_masked:
                 low_bits = low_bits & ((1 << bits) - 1)
             row = ((position + low_bits) >> bits).astype(np.int32)
-            doubled_code = 2 * codes(noise, row, *columns) - far
-            return place.reports(doubled_code, x.dtype)
+            return interval.reports(2 * codes(noise, row, *columns) - last_code, x.dtype)
 
-        return Stacked(reports, (steps, bits, far, *numbers), interval=_interval)
+        return StackedSampler(reports, (steps, bits, last_code, *kernel_parameters), interval=_interval)
 
-    def _interval_reports(self, x: RealArray, words: Sequence[RealArray], place: WindowPlace, _: object) -> RealArray:
-        (noise, rounding), place = words, WindowPlace(*place)
-        factor = step_factor(self.table.shifts, place.lower, place.upper)
-        rows = rounded_rows(x, rounding, self.table.shifts, place.lower, factor)
-        return place.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
+    def _interval_reports(self, x: RealArray, words: Sequence[RealArray], entry: PyTree, _: object) -> RealArray:
+        (noise, rounding), interval = words, WindowInterval(*entry)
+        factor = step_factor(self.table.shifts, interval.lower, interval.upper)
+        rows = rounded_rows(x, rounding, self.table.shifts, interval.lower, factor)
+        return interval.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
 
     @property
-    def stack(self) -> tuple[Any, ...]:
+    def stack_key(self) -> tuple[object, ...]:
         return type(self), self.words, self.table.is_flat
 
     @cached_property
     def _values(self) -> dict[np.dtype, np.ndarray]:
         """Return the values of all codes: one look-up costs less than the formula."""
-        doubled = np.array(self.table.doubled_places, np.int32)
-        return {np.dtype(dtype): self.reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
+        doubled = np.array(self.table.doubled_offsets, np.int32)
+        return {np.dtype(dtype): self.report_kernel(doubled, dtype) for dtype in (np.float32, np.float64)}
 
 
-class WindowPlace(NamedTuple):
-    """Where the table of every value is: arrays, or a plain number where all values have the same one."""
+class WindowInterval(NamedTuple):
+    """The interval of a table: arrays with a number for every value, or plain numbers where all have the same one.
+
+    The report of the doubled offset d is centre + d (coarse + fine).
+    """
 
     lower: RealArray
     upper: RealArray
     is_middle: RealArray  # 1.0 where the centre of the reports is the middle of the ends as floats, else 0.0.
-    other_centre: RealArray  # The centre if it is not.
+    centre: RealArray  # The centre if it is not, else 0.
     coarse: RealArray
     fine: RealArray
 
     def reports(self, doubled: RealArray, dtype: np.dtype) -> RealArray:
-        """Return the reports of doubled places, as ``report_kernel`` does."""
+        """Return the reports of doubled offsets, as ``report_kernel`` does."""
         codes = doubled.astype(np.float64)
-        centre = (self.lower + self.upper) * 0.5 * self.is_middle + self.other_centre
+        centre = (self.lower + self.upper) * 0.5 * self.is_middle + self.centre
         return ((codes * self.coarse + centre) + codes * self.fine).astype(dtype, copy=False)
 
 
-def _interval(place: WindowPlace) -> tuple[RealArray, RealArray]:
-    return WindowPlace(*place)[:2]
+def _interval(entry: Sequence[RealArray]) -> tuple[RealArray, RealArray]:
+    return WindowInterval(*entry)[:2]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -342,16 +346,16 @@ def _centre_and_length(low: float, high: float) -> tuple[float, Fraction]:
 
 
 def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ...], Callable[..., RealArray]]:
-    """Return the numbers of every table, and the sampler (word, row, numbers of each value's table) -> code."""
+    """Return the parameters of every table, and the sampler (word, row, parameters of each value's table) -> code."""
     if not tables[0].is_flat:
         columns = [alias_columns(table.outcomes, table.bits) for table in tables]
-        outcomes, *numbers = stacked_alias_kernel(columns)
+        outcomes, *alias_parameters = stacked_alias_kernel(columns)
         lengths = np.array([table.codes for table in tables], np.int32)
 
         def codes(r: RealArray, row: RealArray, start: int, log_columns: int, n: int) -> RealArray:
-            return _code_of(outcomes(r, start, log_columns), row, n)
+            return _outcome_code(outcomes(r, start, log_columns), row, n)
 
-        return (*numbers, lengths), codes
+        return (*alias_parameters, lengths), codes
     word = np.dtype(f"uint{tables[0].bits}").type
     heights = [np.array([getattr(table, name)[0] for table in tables], word) for name in ("base", "window")]
     base_totals = np.array([table.codes * int(table.base[0]) for table in tables], word)

@@ -35,7 +35,7 @@ from dpkernels.exact.certificate import (
     exp_lower_bound,
 )
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
-from dpkernels.exact.noise.grid import FINEST, GRID_LOG2_RANGE, WIDEST, NoisePlace, grid, grids
+from dpkernels.exact.noise.grid import FINEST, GRID_LOG2_RANGE, WIDEST, NoiseGrid, grid, grids
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_share
 from dpkernels.exact.noise.tail import check_pure
 from dpkernels.mechanisms.additive import NORMS
@@ -73,7 +73,7 @@ class AdditiveCertificate(Certificate):
 
     realised_epsilon = property(attrgetter("epsilon"))  # The budget, which goes with ``realised_delta``.
 
-    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+    def entry_grids(self, claims: Mapping[str, np.ndarray]) -> NoiseGrid:
         """Return the places of the table for entries of a batch, which follow from their claims."""
         raise TypeError(f"certificate: {type(self).__name__} is of no batch's entries")
 
@@ -154,14 +154,14 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
             shift, apart = int(self.shift), -(-points // M)
         return is_other | is_far | (apart != shift)
 
-    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+    def entry_grids(self, claims: Mapping[str, np.ndarray]) -> NoiseGrid:
         """Return the places of the table for the sensitivities of entries."""
         D = claims["sensitivity"]
         if self.bins_log2 is None:
             table = self.table
-            return NoisePlace.of(np.full(len(D), table.grid_log2), np.full(len(D), table.points_per_bin))
+            return NoiseGrid.of(np.full(len(D), table.grid_log2), np.full(len(D), table.points_per_bin))
         exponents, _, M = grids(D, self.bins_log2)
-        return NoisePlace.of(exponents, M)
+        return NoiseGrid.of(exponents, M)
 
     @property
     def covers(self) -> str:
@@ -392,7 +392,7 @@ def gaussian_distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     masses, error = cell_masses(sigma, far, is_fine=is_fine)
     weights, unit = table.outcomes, FIXED_BITS - table.bits
     if table.remainder:
-        weights, unit = table.remainder.added_to(table.first, weights), unit - table.bits
+        weights, unit = table.remainder.combined_weights(table.first, weights), unit - table.bits
     # The sum of the positive differences; cells beyond the table only have negative ones.
     over = sum(max(0, (w << unit) - masses[abs(first + j)]) for j, w in enumerate(weights))
     return Fraction(over, 1 << FIXED_BITS) + 2 * error

@@ -56,21 +56,21 @@ def grids(sensitivities: np.ndarray, bins_log2: int) -> tuple[np.ndarray, np.nda
     return exponents, points, M
 
 
-class NoisePlace(NamedTuple):
-    """Where a table is: plain numbers, or arrays with a number for every value, of few bytes."""
+class NoiseGrid(NamedTuple):
+    """The grid of a table: plain numbers, or arrays with a number for every value, of few bytes."""
 
     grid_log2: RealArray  # An integer, or int16.
     points_per_bin: RealArray  # M, an integer, or uint32.
 
     @classmethod
-    def of(cls, grid_log2: np.ndarray, points_per_bin: np.ndarray) -> NoisePlace:
-        """Return the places of grids."""
+    def of(cls, grid_log2: np.ndarray, points_per_bin: np.ndarray) -> NoiseGrid:
+        """Return grids as arrays of few bytes; a ValueError for numbers out of range."""
         if not 1 <= points_per_bin.min() <= points_per_bin.max() < 1 << 32 or np.abs(grid_log2).max() > 1 << 14:
             raise ValueError("points_per_bin: must be from 1 to 2^32 - 1, and grid_log2 from -2^14 to 2^14")
         return cls(grid_log2.astype(np.int16), points_per_bin.astype(np.uint32))
 
     @property
-    def finer(self) -> Real:
+    def half_points_per_unit(self) -> Real:
         """Return 2/g."""
         return power_of_two(1 - self._exponent)
 
@@ -81,23 +81,32 @@ class NoisePlace(NamedTuple):
         return (float(M) if isinstance(M, int) else M.astype(np.float64)) * power_of_two(self._exponent)
 
     @property
+    def float_radius(self) -> Real:
+        """Return the distance from 0, 2^50 g, below which inputs have ``float_positions``."""
+        return 2.0**51 / self.half_points_per_unit
+
+    def reports(self, position: RealArray, dtype: np.dtype) -> RealArray:
+        """Return h times the positions, codes included."""
+        return (position.astype(np.float64, copy=False) * self.bin_width).astype(dtype, copy=False)
+
+    @property
     def _exponent(self) -> Real:
         return self.grid_log2 if isinstance(self.grid_log2, int) else self.grid_log2.astype(np.int64)
 
 
 @proven("noise_tables#proof")
-def positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
+def positions(x: RealArray, rounding: RealArray, grid: NoiseGrid) -> RealArray:
     """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly."""
-    xp, M, one = namespace(x), place.points_per_bin, np.uint64
+    xp, M = namespace(x), grid.points_per_bin
     # x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers.
-    doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
+    doubled = xp.floor(x.astype(np.float64, copy=False) * grid.half_points_per_unit)
     # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
     doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
-    unsigned = one(M) if isinstance(M, int) else M.astype(np.uint64)
+    unsigned = np.uint64(M) if isinstance(M, int) else M.astype(np.uint64)
     # Division is faster without signs, so a multiple of M is added and taken off again.
-    ahead = (1 << 62) // M if isinstance(M, int) else (1 << 62) // M.astype(np.int64)
-    shifted = (((doubled + 1) >> 1) + ahead * M).astype(np.uint64) + _uniform(rounding, unsigned)
-    return (shifted // unsigned).astype(np.int64) - ahead
+    offset = (1 << 62) // M if isinstance(M, int) else (1 << 62) // M.astype(np.int64)
+    shifted = (((doubled + 1) >> 1) + offset * M).astype(np.uint64) + _uniform(rounding, unsigned)
+    return (shifted // unsigned).astype(np.int64) - offset
 
 
 def _uniform(rounding: RealArray, M: Any) -> RealArray:
@@ -105,26 +114,17 @@ def _uniform(rounding: RealArray, M: Any) -> RealArray:
     return rounding.astype(np.uint64) * M >> np.uint64(32)
 
 
-def reach(place: NoisePlace) -> Real:
-    """Return the distance from 0, 2^50 g, below which inputs have ``near_positions``."""
-    return 2.0**51 / place.finer
-
-
 @proven("noise_tables#proof")
-def near_positions(x: RealArray, rounding: RealArray, place: NoisePlace) -> RealArray:
-    """Return ``positions`` as floats, for inputs within ``reach``: processors divide floats faster than integers.
+def float_positions(x: RealArray, rounding: RealArray, grid: NoiseGrid) -> RealArray:
+    """Return ``positions`` as floats, within ``float_radius``: processors divide floats faster than integers.
 
     All numbers are integers below 2^51, which floats hold. Where M is one number for all values, XLA does not divide,
     but multiplies by its reciprocal. Two roundings leave the quotient p/M, a multiple of 1/M, off by less than 1/M. Its
     floor is therefore never too high, and at a multiple of M at most 1 too low; the remainder is then M.
     """
-    xp, M = namespace(x), place.points_per_bin
-    doubled = xp.floor(x.astype(np.float64, copy=False) * place.finer)
+    xp, M = namespace(x), grid.points_per_bin
+    doubled = xp.floor(x.astype(np.float64, copy=False) * grid.half_points_per_unit)
     r, m = _uniform(rounding, M.astype(np.uint64)), M.astype(np.float64)
     p = xp.floor((doubled + 1) * 0.5) + r.astype(np.uint32).astype(np.float64)
     q = xp.floor(p / m)
     return q + (p - q * m >= m).astype(np.float64)
-
-
-def _values(position: RealArray, place: NoisePlace, dtype: np.dtype) -> RealArray:
-    return (position.astype(np.float64, copy=False) * place.bin_width).astype(dtype, copy=False)

@@ -27,34 +27,34 @@ class HalvedNoise:
         if table.tail or not 0 < columns.log_columns < table.bits // 2:
             raise ValueError(f"table: has a tail, or 2^{columns.log_columns} columns, which half of a word must number")
         self.table, self.bits, self._log_columns = table, table.bits // 2, columns.log_columns
-        self._packed, self._whole = _upper_halves(columns), table.kernel()
-        self._further = table.remainder.kernel() if table.remainder else None
+        self._packed, self._kernel = _upper_halves(columns), table.kernel()
+        self._remainder_kernel = table.remainder.kernel() if table.remainder else None
 
-    def first(self, upper: RealArray) -> tuple[RealArray, RealArray]:
+    def upper_codes(self, upper: RealArray) -> tuple[RealArray, RealArray]:
         """Return the codes, int32, by the upper halves alone, and which of them are open: those are of no use."""
-        half = self._packed.dtype.type
-        column = (upper >> half(self.bits - self._log_columns)).astype(np.int32)
-        entry, ones = take(self._packed, column), half((1 << self._log_columns) - 1)
-        fraction, threshold = upper << half(self._log_columns), entry & ~ones
+        word = self._packed.dtype.type
+        column = (upper >> word(self.bits - self._log_columns)).astype(np.int32)
+        entry, ones = take(self._packed, column), word((1 << self._log_columns) - 1)
+        fraction, threshold = upper << word(self._log_columns), entry & ~ones
         outcome = namespace(upper).where(fraction < threshold, column, (entry & ones).astype(np.int32))
         codes = outcome + np.int32(self.table.kernel_first)
-        return codes, (fraction == threshold) | self.goes_on(codes)
+        return codes, (fraction == threshold) | self.are_incomplete(codes)
 
-    def whole(self, upper: RealArray, lower: RealArray) -> RealArray:
+    def codes(self, upper: RealArray, lower: RealArray) -> RealArray:
         """Return the codes of whole words, int32."""
         word = np.dtype(f"uint{self.table.bits}").type
-        return self._whole(upper.astype(word) << word(self.bits) | lower.astype(word))
+        return self._kernel(upper.astype(word) << word(self.bits) | lower.astype(word))
 
-    def goes_on(self, codes: RealArray) -> RealArray:
-        """Return which codes are none, but the remainder's."""
+    def are_incomplete(self, codes: RealArray) -> RealArray:
+        """Return which draws have no code yet, but one of the remainder."""
         return codes < np.int32(self.table.first)
 
-    def completed(self, codes: RealArray, further: RealArray) -> RealArray:
+    def complete(self, codes: RealArray, further_words: RealArray) -> RealArray:
         """Return the codes, with those that the remainder draws by further whole words."""
-        if self._further is None:
+        if self._remainder_kernel is None:
             return codes
-        rest = self._further(further) + np.int32(self.table.remainder.first)
-        return namespace(codes).where(self.goes_on(codes), rest, codes)
+        further = self._remainder_kernel(further_words) + np.int32(self.table.remainder.first)
+        return namespace(codes).where(self.are_incomplete(codes), further, codes)
 
 
 def _upper_halves(columns: AliasColumns) -> np.ndarray:

@@ -50,7 +50,7 @@ class Remainder:
         first, second = moments(self.weights.tolist(), range(self.first, self.last + 1))
         return Fraction(first, 1 << self.bits), Fraction(second, 1 << self.bits)
 
-    def added_to(self, first: int, weights: list[int]) -> list[int]:
+    def combined_weights(self, first: int, weights: list[int]) -> list[int]:
         """Return the weights of all codes in units of 2^-(2 bits), from weights that begin at the code ``first``."""
         combined = [self.rest * weight for weight in self.weights.tolist()]
         for code, weight in enumerate(weights, first - self.first):

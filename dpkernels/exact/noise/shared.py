@@ -25,7 +25,7 @@ from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.noise.certificate import NOISE_LIMITS, AdditiveCertificate, check_lattice
 from dpkernels.exact.noise.construction import BITS, PURE_STRETCHES, narrowest, tailed_table
-from dpkernels.exact.noise.grid import GRID_LOG2_RANGE, NoisePlace, grids
+from dpkernels.exact.noise.grid import GRID_LOG2_RANGE, NoiseGrid, grids
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.noise.tail import check_pure
@@ -66,10 +66,10 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
         return is_other | is_far | (-(-points // np.maximum(M, 1)) * self.rate > epsilon)
 
-    def entry_places(self, claims: Mapping[str, np.ndarray]) -> NoisePlace:
+    def entry_grids(self, claims: Mapping[str, np.ndarray]) -> NoiseGrid:
         """Return the cells of entries, which follow from their budgets and sensitivities."""
         exponents, _, M = shared_grids(claims["epsilon"], claims["sensitivity"], self.rate)
-        return NoisePlace.of(exponents, M)
+        return NoiseGrid.of(exponents, M)
 
     @property
     def covers(self) -> str:

@@ -54,16 +54,17 @@ class Tail:
         return (1 << self.bits) - arithmetic.total(self.block)
 
     @property
-    def again(self) -> Fraction:
+    def further_probability(self) -> Fraction:
         """Return the probability of a further block."""
         return Fraction(self.further, 1 << self.bits)
 
     @cached_property
     def moments(self) -> tuple[Fraction, Fraction]:
-        """Return E X and E X^2 of X = k L + t, from X = t, or L + X' with probability ``again``."""
+        """Return E X and E X^2 of X = k L + t, from X = t, or L + X' with probability ``further_probability``."""
         first, second = (Fraction(moment, 1 << self.bits) for moment in moments(self.block.tolist(), range(self.codes)))
-        mean = (first + self.again * self.codes) / (1 - self.again)
-        square = (second + self.again * (self.codes**2 + 2 * self.codes * mean)) / (1 - self.again)
+        q = self.further_probability
+        mean = (first + q * self.codes) / (1 - q)
+        square = (second + q * (self.codes**2 + 2 * self.codes * mean)) / (1 - q)
         return mean, square
 
     def kernel(self) -> Callable[[RealArray], RealArray]:
@@ -101,15 +102,15 @@ def check_pure(weights: np.ndarray, first: int, tail: Tail, distance: int, limit
     if not (falls and rest * first_of_block <= last * total and further * first_of_block <= last_of_block * total):
         raise CertificateError("weights: rise away from 0, in a table with a tail")
     p, q = limit.numerator, limit.denominator
-    across = range(max(0, distance - n - 1), distance)
+    in_first_block = range(max(0, distance - n - 1), distance)
     second = distance - len(block)  # Of t in the first block, t + second is in the second one.
-    over = (
+    exceeded = (
         bool(arithmetic.exceeds(half[:-distance], half[distance:], limit).any()) if distance <= n else False,
-        any(q * int(half[n + 1 + t - distance]) * total > p * rest * int(block[t]) for t in across),
+        any(q * int(half[n + 1 + t - distance]) * total > p * rest * int(block[t]) for t in in_first_block),
         bool(arithmetic.exceeds(block[: len(block) - distance], block[distance:], limit).any()),
         any(q * int(block[t]) * total > p * further * int(block[t + second]) for t in range(-second, len(block))),
     )
-    if any(over):
+    if any(exceeded):
         names = "within the table", "at its end", "within a block", "from a block to the next one"
-        where = names[over.index(True)]
+        where = names[exceeded.index(True)]
         raise CertificateError(f"epsilon: a ratio of probabilities {distance} cells apart, {where}, is above e^epsilon")

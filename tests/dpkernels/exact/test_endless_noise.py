@@ -63,7 +63,7 @@ def unrolled(table, blocks):
     tail, first = table.tail, table.first
     found = {first + j: Fraction(w, table.total) for j, w in enumerate(table.outcomes)}
     for k in range(blocks):
-        scale = Fraction(tail.rest, table.total) * tail.again**k / (1 << table.bits)
+        scale = Fraction(tail.rest, table.total) * tail.further_probability**k / (1 << table.bits)
         for t, w in enumerate(tail.block.tolist()):
             for sign in (1, -1):
                 found[sign * (table.last + 1 + k * tail.codes + t)] = scale * w
@@ -78,7 +78,7 @@ def programs_of(form):
 
     def reports(words):
         x, rounding = words[0] * 0.0, (words[0] * 0).astype(np.uint32)
-        return form.all_reports(x, words[0], rounding, later=lambda turn: words[turn])
+        return form.complete_reports(x, words[0], rounding, noise_words=lambda turn: words[turn])
 
     return reports, jax.jit(reports)
 
@@ -117,7 +117,10 @@ def test_every_word_of_every_turn_counts():
 def test_the_variance_is_that_of_all_blocks():
     table = small_table()
     probabilities = unrolled(table, 25)
-    assert 1 - sum(probabilities.values()) == Fraction(2 * table.tail.rest, table.total) * table.tail.again**25
+    assert (
+        1 - sum(probabilities.values())
+        == Fraction(2 * table.tail.rest, table.total) * table.tail.further_probability**25
+    )
     second = sum(code**2 * p for code, p in probabilities.items())
     assert 0 < table.variance - second < Fraction(1, 10**20)
     assert table.mean == 0
@@ -139,7 +142,7 @@ def test_noise_too_large_for_integers_is_one_report_for_all_inputs(monkeypatch):
         def later(turn):
             return np.full(3, 1 if turn == 1 else further if turn < turns + 2 else ended, np.uint16)
 
-        return form.all_reports(x, in_tail, np.zeros(3, np.uint32), later=later).tolist()
+        return form.complete_reports(x, in_tail, np.zeros(3, np.uint32), noise_words=later).tolist()
 
     start = table.last + 1
     assert reports(10) == [start + 10 * tail.codes + at for at in x.tolist()]

@@ -37,12 +37,12 @@ def test_all_halves_draw_the_table(codes, rest):
     table = table_of(codes, rest)
     noise = HalvedNoise(SimpleNamespace(table=table))
     upper, lower = (np.ravel(halves) for halves in np.meshgrid(ALL, ALL, indexing="ij"))
-    whole = noise.whole(upper, lower)
+    whole = noise.codes(upper, lower)
     counts = np.bincount(whole - table.kernel_first, minlength=len(table.kernel_weights))
     assert counts.tolist() == table.kernel_weights.tolist()
 
     def is_right():
-        first, is_open = noise.first(upper)
+        first, is_open = noise.upper_codes(upper)
         return bool((first == whole)[~is_open].all() and is_open[whole < table.first].all())
 
     assert is_right()
@@ -66,14 +66,14 @@ def test_further_words_draw_the_remainder():
     noise = HalvedNoise(SimpleNamespace(table=table_of(3, 20_000)))
     further = np.arange(1 << 16, dtype=np.uint16)
     codes = np.full(1 << 16, -2, np.int32)
-    assert (np.bincount(noise.completed(codes, further) + 32) == 1 << 10).all()
-    assert (noise.completed(codes + 1, further) == -1).all()
+    assert (np.bincount(noise.complete(codes, further) + 32) == 1 << 10).all()
+    assert (noise.complete(codes + 1, further) == -1).all()
 
 
 def test_few_draws_of_a_gaussian_table_are_open():
     noise = HalvedNoise(SimpleNamespace(table=fine_gaussian_table(1 << 12)))
     upper = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
-    assert 10 < noise.first(upper)[1].sum() < 70  # 32 are expected; beyond with a probability below 1e-6.
+    assert 10 < noise.upper_codes(upper)[1].sum() < 70  # 32 are expected; beyond with a probability below 1e-6.
 
 
 def test_tables_that_halves_cannot_draw_are_refused():

@@ -30,7 +30,7 @@ import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import grid as noise_grid
 from dpkernels.exact.noise.construction import lattice_grid, noise_table
-from dpkernels.exact.noise.grid import NoisePlace, cells_apart, grid, near_positions, reach
+from dpkernels.exact.noise.grid import NoiseGrid, cells_apart, float_positions, grid
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.noise.tail import Tail
 
@@ -178,12 +178,12 @@ def test_positions_in_floats_are_those_in_integers(compiled):
     )
     near = points * q.astype(float) < 2.0**49
     points, q, off, word = (each[near] for each in (points, q, off, word))
-    place = NoisePlace.of(RNG.integers(-1021, 900, len(points)), points)
+    place = NoiseGrid.of(RNG.integers(-1021, 900, len(points)), points)
     x = np.ldexp((points * q + off) * RNG.choice([-1.0, 1.0], len(points)), place.grid_log2)
     x[::3] *= 1 + 2.0**-52
-    assert (abs(x) < reach(place)).all()
-    assert (reach(place) == np.ldexp(1.0, 50 + place.grid_log2)).all()
-    program = jax.jit(near_positions) if compiled else near_positions
+    assert (abs(x) < place.float_radius).all()
+    assert (place.float_radius == np.ldexp(1.0, 50 + place.grid_log2)).all()
+    program = jax.jit(float_positions) if compiled else float_positions
     with jax.enable_x64(True):
         got = np.asarray(program(x, word.astype(np.uint32), place))
     assert (got == noise_grid.positions(x, word.astype(np.uint32), place)).all()
@@ -194,11 +194,11 @@ def test_positions_in_floats_are_those_in_integers(compiled):
 
 def test_quotients_by_reciprocals_are_corrected():
     """XLA multiplies by the reciprocal of a divisor that is one number, which is off at multiples of many M."""
-    program, off = jax.jit(near_positions), 0
+    program, off = jax.jit(float_positions), 0
     with jax.enable_x64(True):
         for M in RNG.integers(3, 1 << 32, 50).tolist():
             points = RNG.integers(-(1 << 49), 1 << 49, 1000) // M * M + RNG.integers(-1, 2, 1000)
-            place = NoisePlace(np.int16(0), np.uint32(M))
+            place = NoiseGrid(np.int16(0), np.uint32(M))
             positions = np.asarray(program(points.astype(float), np.zeros(1000, np.uint32), place))
             assert (positions == points // M).all()
             off += (np.floor(points * (1 / M)) != points // M).sum()

@@ -42,7 +42,7 @@ def sampler_of(table):
 
 
 def probabilities(table):
-    numbers = table.remainder.added_to(table.first, table.outcomes)
+    numbers = table.remainder.combined_weights(table.first, table.outcomes)
     return {table.remainder.first + j: Fraction(n, 1 << 2 * table.bits) for j, n in enumerate(numbers)}
 
 
@@ -58,8 +58,10 @@ def test_every_pair_of_words_counts(compiled):
         words = {0: first, 1: second}
         x, rounding = first * 0.0, (first * 0).astype(np.uint32)
         if not compiled:
-            return sampler.all_reports(x, first, rounding, later=lambda turn: words[turn])
-        return sampler.all_reports(x, first, rounding, later=lambda turn: jax.lax.select(turn == 0, first, second))
+            return sampler.complete_reports(x, first, rounding, noise_words=lambda turn: words[turn])
+        return sampler.complete_reports(
+            x, first, rounding, noise_words=lambda turn: jax.lax.select(turn == 0, first, second)
+        )
 
     program = jax.jit(reports) if compiled else reports
     with jax.enable_x64(True):

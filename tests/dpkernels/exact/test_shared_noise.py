@@ -50,7 +50,10 @@ def test_any_number_of_cells_has_its_budget(rate):
     tail, total = table.tail, table.total
     half = [Fraction(w, total) for w in table.outcomes[-table.first :]]
     for block in range(3):
-        half += [Fraction(tail.rest, total) * tail.again**block * Fraction(w, total) for w in tail.block.tolist()]
+        half += [
+            Fraction(tail.rest, total) * tail.further_probability**block * Fraction(w, total)
+            for w in tail.block.tolist()
+        ]
     probabilities = half[:0:-1] + half
     limits = [exp_lower_bound(Fraction(rate) * cells) for cells in range(7)]
     for cells in range(1, 7):
@@ -69,7 +72,7 @@ def test_entries_are_as_many_cells_apart_as_their_budgets_allow(budgets):
     assert (certificate.epsilon == budgets).all()
     assert not certificate.delta.any()
     for i, (epsilon, D) in enumerate(zip(budgets.tolist(), LENGTHS.tolist(), strict=True)):
-        rate = certificate.tables[certificate.table_of[i]].rate
+        rate = certificate.tables[certificate.table_index[i]].rate
         grid_log2, points, M = (int(n[0]) for n in shared_grids(budgets[[i]], LENGTHS[[i]], rate))
         g = Fraction(2) ** grid_log2
         assert points == -(-Fraction(D) // g)
@@ -144,11 +147,13 @@ def test_reports_are_on_the_cells_of_their_own_entry():
     x = np.zeros(60)
     reports = dpk.perturb(x, sampler, key=KEY)
     for i in range(60):
-        rate = sampler.certificate.tables[sampler.certificate.table_of[i]].rate
+        rate = sampler.certificate.tables[sampler.certificate.table_index[i]].rate
         grid_log2, _, M = (int(n[0]) for n in shared_grids(EPSILON[[i]], LENGTHS[[i]], rate))
         assert (Fraction(reports[i]) / (M * Fraction(2) ** grid_log2)).denominator == 1
     wrong = batches.ExactBatch(sampler.mechanism, sampler.certificate, sampler.samplers)
-    wrong.__dict__["places"] = tuple(tuple(np.roll(c, 1) for c in columns) for columns in sampler.places)
+    wrong.__dict__["entry_parameters"] = tuple(
+        tuple(np.roll(c, 1) for c in columns) for columns in sampler.entry_parameters
+    )
     assert (reports != dpk.perturb(x, wrong, key=KEY)).mean() > 0.9
 
 

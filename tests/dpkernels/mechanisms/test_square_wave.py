@@ -21,7 +21,7 @@ from scipy import integrate, stats
 
 import accountants
 import dpkernels as dpk
-from dpkernels.exact.bounded.window_construction import placed_table
+from dpkernels.exact.bounded.window_construction import square_wave_table
 from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.packed import full_certificates
@@ -158,7 +158,7 @@ def test_bad_parameters_are_named(given: dict[str, float], says: str) -> None:
 @cache
 def small(epsilon: float, half_width: float | None) -> tuple[Any, WindowTable]:
     made = dpk.square_wave(epsilon=epsilon, half_width=half_width, **SKEW)
-    return made, placed_table(made, bits=16, codes=192)
+    return made, square_wave_table(made, bits=16, codes=192)
 
 
 @every_small
@@ -247,7 +247,7 @@ def test_no_mean_is_claimed() -> None:
 
 def test_a_table_is_placed_before_it_is_certified() -> None:
     placed = small(1.0, None)[1]
-    made = SquareWaveCertificate.of(dataclasses.replace(placed, is_placed=False), 1.0)
+    made = SquareWaveCertificate.of(dataclasses.replace(placed, is_contracted=False), 1.0)
     assert made.to_dict() == certificate().to_dict()
     assert SquareWaveCertificate.from_dict(made.to_dict()).slope == placed.slope < 1
 

@@ -110,7 +110,7 @@ def test_the_certificate_of_an_entry_is_that_of_its_own_mechanism(name):
     certificate = dpk.exact_sampler(batch).certificate
     for i, place in enumerate(np.ndindex(batch.batch_shape)):
         own = dpk.exact_sampler(batch[place]).certificate
-        shared = certificate.tables[certificate.table_of[i]]
+        shared = certificate.tables[certificate.table_index[i]]
         for fact in ("realised_epsilon", "realised_delta", "ratio", "shift", "cells"):
             assert getattr(own, fact, None) == getattr(shared, fact, None)
         claims = {name: float(values[i]) for name, values in certificate.claims.items()}
@@ -203,7 +203,7 @@ def test_products_are_split_into_their_nearest_floats_of_29_bits():
 
 def test_what_a_sampler_keeps_for_intervals_and_parts_is_limited(monkeypatch):
     """Intervals of other objects, as every file has, do not add up; and a value that was forgotten is made again."""
-    monkeypatch.setattr(batch_engine, "_MAX_KEPT", 4)
+    monkeypatch.setattr(batch_engine, "_MAX_CACHED", 4)
     batch = dpk.piecewise(epsilon=1.0, lower=-np.linspace(1, 2, 5000), upper=np.linspace(1, 2, 5000))
     own = dpk.exact_sampler(batch)
     sampler = batches.ExactBatch(batch, own.certificate, own.samplers)
@@ -274,7 +274,7 @@ def test_tails_without_end_are_completed_by_the_words_of_their_own_index(monkeyp
 def test_planted_faults_are_refused(name):
     """Tables exchanged, the claim of the next entry, a table for nobody, an entry left out, a weight one more."""
     certificate = dpk.exact_sampler(batch_and_values(name)[0]).certificate
-    claims, table_of = dict(certificate.claims), certificate.table_of
+    claims, table_of = dict(certificate.claims), certificate.table_index
 
     def refused(message, **changes):
         with pytest.raises(CertificateError, match=message):
@@ -283,10 +283,10 @@ def test_planted_faults_are_refused(name):
     if len(certificate.tables) > 1:
         swapped = table_of.copy()
         swapped[[0, 1]] = swapped[[1, 0]]
-        refused("entry [01]: table [01] is not certified", table_of=swapped)
+        refused("entry [01]: table [01] is not certified", table_index=swapped)
         refused("is not certified", tables=certificate.tables[::-1])
-    refused("does not name each", table_of=table_of + 1)
-    refused("one number each", table_of=table_of[:-1])
+    refused("does not name each", table_index=table_of + 1)
+    refused("one number each", table_index=table_of[:-1])
     refused("one number each", claims=claims | {"epsilon": claims["epsilon"][1:]})
     refused("claims: are of", claims={"epsilon": claims["epsilon"]})
     refused("is not certified", claims=claims | {"epsilon": claims["epsilon"] * (1 - 1e-15)})
@@ -355,7 +355,9 @@ def test_the_sampler_reads_the_places_that_its_certificate_states():
         sampler = dpk.exact_sampler(batch)
         reports = dpk.perturb(x, sampler, key=KEY)
         wrong = batches.ExactBatch(sampler.mechanism, sampler.certificate, sampler.samplers)
-        wrong.__dict__["places"] = tuple(tuple(np.roll(c, 1) for c in columns) for columns in sampler.places)
+        wrong.__dict__["entry_parameters"] = tuple(
+            tuple(np.roll(c, 1) for c in columns) for columns in sampler.entry_parameters
+        )
         others = dpk.perturb(x, wrong, key=KEY)
         assert (reports != others).mean() > 0.9
 

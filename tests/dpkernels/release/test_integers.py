@@ -38,8 +38,8 @@ def expected(sampler, count):
 class Often(HalvedNoise):
     """Noise of which every 100th draw is open besides, where its codes are of no use."""
 
-    def first(self, upper):
-        codes, is_open = super().first(upper)
+    def upper_codes(self, upper):
+        codes, is_open = super().upper_codes(upper)
         is_spoilt = upper % np.uint32(100) == 0
         return jnp.where(is_spoilt, 10**6, codes), is_open | is_spoilt
 
