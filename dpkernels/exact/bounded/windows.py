@@ -189,7 +189,7 @@ def _divided(r: RealArray, row: RealArray, a: Real, kappa: Real, base_total: Rea
     return namespace(r).where(r < base_total, in_base, in_window)
 
 
-def _outcome_code(outcome: RealArray, row: RealArray, n: Real) -> RealArray:
+def _outcome_code(outcome: RealArray, row: RealArray, n: RealArray | np.int32) -> RealArray:
     """Return the code of an outcome: one of the n of the base, or one of the window, which begins at the row."""
     return namespace(outcome).where(outcome < n, outcome, row + outcome - n)
 
