@@ -352,7 +352,7 @@ def _stacked_kernel(tables: Sequence[WindowTable]) -> tuple[tuple[np.ndarray, ..
         outcomes, *alias_parameters = stacked_alias_kernel(columns)
         lengths = np.array([table.codes for table in tables], np.int32)
 
-        def codes(r: RealArray, row: RealArray, start: int, log_columns: int, n: int) -> RealArray:
+        def codes(r: RealArray, row: RealArray, start: RealArray, log_columns: RealArray, n: RealArray) -> RealArray:
             return _outcome_code(outcomes(r, start, log_columns), row, n)
 
         return (*alias_parameters, lengths), codes
