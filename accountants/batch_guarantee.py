@@ -23,7 +23,7 @@ from dpkernels import checks
 from dpkernels.batches import distinct_entries, flat_leaves, map_leaves
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, largest_of, namespace, plain
+from dpkernels.numerics import Real, elementwise_maximum, float_if_scalar, namespace
 from dpkernels.pytrees import pytree
 
 _LEVELS = 8  # The most different ratios of a noise's sensitivity to its scale that bounds are computed for,
@@ -268,7 +268,7 @@ class LargestGuarantee(Risks):
         return LargestGuarantee(tuple(member.compose(*others) for member in self.terms))
 
     def _largest(self, quantity: Callable[[ComposableGuarantee], Real]) -> Real:
-        return plain(largest_of([quantity(member) for member in self.terms]))
+        return float_if_scalar(elementwise_maximum([quantity(member) for member in self.terms]))
 
     def _curve_point(self, alpha: float) -> CurvePoint:
         points = [member._curve_point(alpha) for member in self.terms]

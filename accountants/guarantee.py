@@ -57,7 +57,7 @@ from accountants.schemes.groups import MAX_RECORDS, grouped_pair, sampled_group_
 from accountants.schemes.poisson import truncated_pair
 from accountants.schemes.shuffled import shuffled_pair
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace, plain
+from dpkernels.numerics import Real, float_if_scalar, namespace
 from dpkernels.pytrees import pytree
 
 ASK_FOR_AN_ESTIMATE = "ask for estimate_delta or estimate_epsilon, which may be below the truth"
@@ -382,7 +382,7 @@ class Guarantee(ComposableGuarantee):
         checks.within("epsilon", epsilon, 0.0, np.inf)
         self._check_proven()
         with advising(ASK_FOR_AN_ESTIMATE):
-            return plain(self._bounds.upper_ends_of_delta(np.asarray(epsilon, np.float64)))
+            return float_if_scalar(self._bounds.upper_ends_of_delta(np.asarray(epsilon, np.float64)))
 
     def epsilon(self, delta: Real) -> Any:
         """Return an epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP, for deltas of any shape.
@@ -398,7 +398,7 @@ class Guarantee(ComposableGuarantee):
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         self._check_proven()
         with advising(ASK_FOR_AN_ESTIMATE):
-            return plain(self._bounds.upper_ends_of_epsilon(np.asarray(delta, np.float64)))
+            return float_if_scalar(self._bounds.upper_ends_of_epsilon(np.asarray(delta, np.float64)))
 
     @partial(in_64_bits, computes_on_host=True)
     def estimate_delta(self, epsilon: Real) -> Any:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from dpkernels.distributions.base import Distribution
-from dpkernels.numerics import Boolean, Real, RealArray, gauss_legendre
+from dpkernels.numerics import UNIT_ROUNDOFF, Boolean, Real, RealArray, gauss_legendre
 from dpkernels.proven import proven
 
-UNIT = 2.0**-53  # The rounding of a float.
 LOSS_UNITS = 64  # A bound on the roundings of a loss and of a tail, for each unit of its size.
 _END_UNITS = 8  # The roundings of the distance of a knot, and of its shift, of both ends of a piece.
 _ZERO_UNITS = 8  # The roundings of 1 of a mass on both sides of 0, beside those of the tails.
@@ -105,7 +104,7 @@ class LossIntervals:
                 rate * masses.p_error + (1 - rate) * masses.q_error,
                 masses.q_error,
                 rate * masses.difference_error,
-                slope * masses.loss_error + _SAMPLED_UNITS * UNIT * size,
+                slope * masses.loss_error + _SAMPLED_UNITS * UNIT_ROUNDOFF * size,
             )
 
         return dataclasses.replace(self, measure=measure)
@@ -166,23 +165,23 @@ def _between(
     lower, tail = z < 0, np.empty(x.shape)
     for is_side, function in ((lower, source.cdf), (~lower, source.sf)):
         tail[is_side] = function(z[is_side])
-    error = units * UNIT * (1 + np.abs(np.log(np.maximum(tail, _MIN_TAIL)))) * tail + _MIN_TAIL
+    error = units * UNIT_ROUNDOFF * (1 + np.abs(np.log(np.maximum(tail, _MIN_TAIL)))) * tail + _MIN_TAIL
     difference = tail[1:] - tail[:-1]
     crosses_zero = lower[1:] != lower[:-1]
     mass = np.where(crosses_zero, np.maximum(1 - tail[1:] - tail[:-1], 0.0), np.abs(difference))
     start, width = np.minimum(x[1:], x[:-1]), np.abs(np.diff(x))
-    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ZERO_UNITS * UNIT * crosses_zero)
+    error = np.where(width == 0, 0.0, error[1:] + error[:-1] + _ZERO_UNITS * UNIT_ROUNDOFF * crosses_zero)
     if steepness is not None:
         steep = np.where(width > 0, steepness(start - shift, start + width - shift), np.inf)
         # A difference of tails has lost digits where the interval is narrow, and there four nodes are exact.
-        is_narrow = np.flatnonzero((error > 8 * units * UNIT * mass) & (width * steep <= _ACCURATE_STEEPNESS))
+        is_narrow = np.flatnonzero((error > 8 * units * UNIT_ROUNDOFF * mass) & (width * steep <= _ACCURATE_STEEPNESS))
         start, width, steep = start[is_narrow], width[is_narrow], steep[is_narrow]
         logs = source.log_prob((start[:, None] + width[:, None] * _NODES) - shift)
         by_nodes = width * (np.exp(logs) * _WEIGHTS).sum(1)
         farthest = np.abs(start) + width + abs(shift)
         rounded = _END_UNITS * (ends[1:] | ends[:-1])[is_narrow] * farthest / width
         relative = units * (2 + np.abs(logs).max(1, initial=0.0) + steep * farthest) + rounded
-        node_error = UNIT * relative * by_nodes + _MIN_TAIL
+        node_error = UNIT_ROUNDOFF * relative * by_nodes + _MIN_TAIL
         is_better = node_error < error[is_narrow]
         mass[is_narrow[is_better]], error[is_narrow[is_better]] = by_nodes[is_better], node_error[is_better]
     return mass, error
@@ -206,7 +205,7 @@ def points_at_levels(
     sign = np.where(first >= last, 1.0, -1.0)[piece]
     low, high = (end[piece] for end in ends)
     f_low, f_high = sign * (first[piece] - level), sign * (last[piece] - level)
-    rounding = units * UNIT * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
+    rounding = units * UNIT_ROUNDOFF * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
     # Levels that a piece has not are at its nearer end; infinite levels are beyond any loss, also an infinite one.
     x = np.where((f_low <= 0) | (sign * level == np.inf), low, high)
     active = np.flatnonzero((f_low > 0) & (f_high < 0))
@@ -237,7 +236,7 @@ def points_at_levels(
         low, high = np.where(value > 0, middle, low), np.where(value > 0, high, middle)
         f_low, f_high = (np.where(value > 0, value, f_low * halved), np.where(value > 0, f_high * halved, value))
         # The floats between both ends, and the digits of the loss, have an end.
-        remaining = np.flatnonzero((np.abs(value) > tolerance / 2) & (high - low > 4 * UNIT * np.abs(middle)))
+        remaining = np.flatnonzero((np.abs(value) > tolerance / 2) & (high - low > 4 * UNIT_ROUNDOFF * np.abs(middle)))
         active, low, high, f_low, f_high, tolerance, sign, level, piece, side = (
             column[remaining] for column in (active, low, high, f_low, f_high, tolerance, sign, level, piece, side)
         )

@@ -19,9 +19,9 @@ from dpkernels.numerics import (
     Boolean,
     Real,
     RealArray,
+    cast_like,
     gauss_legendre,
-    like,
-    log_or_never,
+    log_or_minus_inf,
     namespace,
     without_derivative,
 )
@@ -176,7 +176,7 @@ class PrivacyLossDistribution:
     @classmethod
     def of_masses(cls, p: RealArray, q: RealArray) -> PrivacyLossDistribution:
         """Return the distribution of two tables of probabilities: all outcomes are atoms."""
-        return cls(p, q, log_ratio(log_or_never(p), log_or_never(q)), 0 * p)
+        return cls(p, q, log_ratio(log_or_minus_inf(p), log_or_minus_inf(q)), 0 * p)
 
     @classmethod
     def of_pieces(cls, pieces: SmoothPieces, unseen: float = 0.0) -> PrivacyLossDistribution:
@@ -405,11 +405,11 @@ def panel_rule(
     its own.
     """
     if cuts is None:
-        return tuple(like(table, value) for table in _regular_rule(panels, dense))
+        return tuple(cast_like(table, value) for table in _regular_rule(panels, dense))
     xp, ends = namespace(cuts), np.arange(panels + 1) / panels
     cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
-    regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
-    return tuple(like(table, value) for table in _rule(xp.sort(xp.concatenate([regular, cuts], -1)), dense))
+    regular = xp.broadcast_to(cast_like(ends, value), (len(cuts), panels + 1))
+    return tuple(cast_like(table, value) for table in _rule(xp.sort(xp.concatenate([regular, cuts], -1)), dense))
 
 
 @lru_cache(maxsize=16)
@@ -419,7 +419,7 @@ def _regular_rule(panels: int, dense: bool) -> tuple[RealArray, RealArray]:
 
 def _rule(ends: np.ndarray, dense: bool) -> tuple[RealArray, RealArray]:
     width = (ends[..., 1:] - ends[..., :-1])[..., None]
-    s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
+    s, weights = ends[..., :-1, None] + width * cast_like(_NODES, ends), width * cast_like(_WEIGHTS, ends)
     if dense:
         s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
     shape = *ends.shape[:-1], -1

@@ -13,10 +13,10 @@ from accountants.dominating_pairs.base import DominatingPair, as_float64, cap, c
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon, reject_sensitivity
 from accountants.precision import in_64_bits
 from dpkernels import checks
-from dpkernels.batches import of_entries
+from dpkernels.batches import evaluate_entries
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, elementwise_maximum, float_if_scalar, floating, namespace
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import bisect, first_feasible, root
 
@@ -52,11 +52,11 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Real | None = None) -> Any
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
     if _is_host_batch(mechanism, epsilon, sensitivity) and not _has_density(mechanism):
-        return of_entries(lambda entry, eps, *D: delta(entry, eps, *D), mechanism, epsilon, *_given(sensitivity))
+        return evaluate_entries(lambda entry, eps, *D: delta(entry, eps, *D), mechanism, epsilon, *_given(sensitivity))
     pairs = dominating_pairs(mechanism, sensitivity)
     if namespace(epsilon, *jax.tree.leaves(pairs)) is np:
         check_masses(pairs, _ESTIMATE)
-    return plain(profile(pairs, epsilon))
+    return float_if_scalar(profile(pairs, epsilon))
 
 
 @in_64_bits
@@ -80,7 +80,7 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     """
     checks.below_one("delta", delta)
     if _is_host_batch(mechanism, delta, sensitivity):
-        return of_entries(lambda entry, at, *D: epsilon(entry, at, *D), mechanism, delta, *_given(sensitivity))
+        return evaluate_entries(lambda entry, at, *D: epsilon(entry, at, *D), mechanism, delta, *_given(sensitivity))
     for value in (sensitivity, *(jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else ())):
         if np.ndim(value):
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
@@ -91,11 +91,11 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     target = np.asarray(delta, np.float64)
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
-        return plain(np.full(target.shape, level))
+        return float_if_scalar(np.full(target.shape, level))
     pairs = dominating_pairs(mechanism, sensitivity)
     check_masses(pairs, _ESTIMATE)
     eps = inverse_profile(pairs, np.where(target > 0, target, 0.5))
-    return plain(np.where(target > 0, eps, level))
+    return float_if_scalar(np.where(target > 0, eps, level))
 
 
 def _is_host_batch(mechanism: object, *values: object) -> bool:
@@ -116,7 +116,7 @@ def inverse_profile(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
     if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
         return solved(pairs, floating(jnp.asarray(delta)))
     with np.errstate(all="ignore"):
-        return plain(_rounded_up(as_float64(pairs), np.asarray(delta, np.float64)))
+        return float_if_scalar(_rounded_up(as_float64(pairs), np.asarray(delta, np.float64)))
 
 
 def _pure(mechanism: object, sensitivity: object) -> float:
@@ -129,7 +129,7 @@ def _pure(mechanism: object, sensitivity: object) -> float:
 
 
 def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
-    return largest_of([pair.largest_loss() for pair in pairs])
+    return elementwise_maximum([pair.largest_loss() for pair in pairs])
 
 
 _ROOT_RTOL = 2.0**-33  # The relative distance from a root within which a profile is evaluated.

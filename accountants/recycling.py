@@ -25,7 +25,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, like, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, cast_like, namespace
 
 __all__ = [
     "acceptance",
@@ -79,9 +79,9 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
     places = xp.concatenate([theta - bends, -theta - bends]) / s
     ends = xp.sort(xp.concatenate([xp.clip(places, -9.0, 9.0), xp.linspace(-9.0, 9.0, 13)]))
     width = xp.diff(ends)
-    t = ends[:-1, None] + width[:, None] * like(_NODES, ends)
+    t = ends[:-1, None] + width[:, None] * cast_like(_NODES, ends)
     mass = noise.mass(-theta - s * t, theta - s * t)
-    smoothed = ((xp.exp(-(t**2) / 2) * mass * like(_WEIGHTS, ends)).sum(-1) * width).sum() / math.sqrt(2 * math.pi)
+    smoothed = ((xp.exp(-(t**2) / 2) * mass * cast_like(_WEIGHTS, ends)).sum(-1) * width).sum() / math.sqrt(2 * math.pi)
     return xp.where(sampled, smoothed, noise.mass(-theta, theta))[()]
 
 

@@ -36,7 +36,7 @@ from accountants.composition.trade_off import CurvePoint, tangent_epsilon
 from accountants.precision import in_64_bits
 from dpkernels import checks
 from dpkernels.bounded_json import JsonObject
-from dpkernels.numerics import Real, RealArray, namespace, ndtri, plain, without_derivative
+from dpkernels.numerics import MAX_EXPONENT, Real, RealArray, float_if_scalar, namespace, ndtri, without_derivative
 from dpkernels.proven import proven
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class Risks(abc.ABC):
         place = (places[1] + xp.clip(step, -1.0, 1.0) * (places[2] - places[0]) / 2)[..., 0]
         place = without_derivative(place)
         value = xp.clip(_line(place, self.estimate_delta(xp.abs(place)), alpha), 0.0, 1 - alpha)
-        return plain(value) if xp is np else value
+        return float_if_scalar(value) if xp is np else value
 
     def true_positive_rate(self, false_positive_rate: Real) -> Any:
         """Return the largest share of members that an attack finds, at a share of others that it takes for members.
@@ -222,7 +222,7 @@ class Risks(abc.ABC):
         with np.errstate(divide="ignore", invalid="ignore"):
             belief = prior / (prior + (1 - prior) / odds)
         belief = xp.where(prior == 0, 0.0, belief)
-        return plain(np.minimum(belief * (1 + _ROUNDING), 1.0)) if xp is np else belief
+        return float_if_scalar(np.minimum(belief * (1 + _ROUNDING), 1.0)) if xp is np else belief
 
     def reconstruction(self, prior: Real) -> Real:
         """Return the largest probability of a successful reconstruction of a record.
@@ -254,7 +254,8 @@ class Risks(abc.ABC):
             return GaussianFit(mu, 0.0)
         eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED_POINTS)
         gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
-        return GaussianFit(mu, float(np.max((gaussian - own) / (1 + np.exp(np.minimum(eps, 700.0))), initial=0.0)))
+        distances = (gaussian - own) / (1 + np.exp(np.minimum(eps, MAX_EXPONENT)))
+        return GaussianFit(mu, float(np.max(distances, initial=0.0)))
 
     def report(self, delta: float = 1e-6) -> RiskReport:
         """Return what this guarantee means for one person: a text, a dictionary or a picture.
@@ -275,7 +276,9 @@ class Risks(abc.ABC):
         checks.within(name, at, 0.0, 1.0)
         self._check_proven()
         values = np.asarray(at, np.float64)
-        return plain(np.array([bound(float(each)) for each in values.ravel()], np.float64).reshape(values.shape))
+        return float_if_scalar(
+            np.array([bound(float(each)) for each in values.ravel()], np.float64).reshape(values.shape)
+        )
 
 
 @dataclass(frozen=True)

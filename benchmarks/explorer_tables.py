@@ -30,7 +30,7 @@ from accountants.tune.objectives import cdf_error
 from dpkernels.cli.explorer.page import PACKED, TABLES, UNIT
 from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, hybrid, laplace, piecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal
-from dpkernels.solve import bounded_minimum, minimum_near_grid
+from dpkernels.solve import bounded_minimum, minimum_and_value_on_grid
 
 # The mechanisms with a window of free width on a constant base.
 WINDOWED = tuple(
@@ -198,7 +198,7 @@ def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]
             before = found[-1][0]
             found.append(bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4))
         else:
-            found.append(minimum_near_grid(error, np.linspace(low, high, 25), xatol=1e-4))
+            found.append(minimum_and_value_on_grid(error, np.linspace(low, high, 25), xatol=1e-4))
     return found
 
 

@@ -30,7 +30,7 @@ from scipy.optimize import minimize
 
 from accountants import tune
 from accountants.published import searches
-from accountants.tune.domains import values
+from accountants.tune.domains import constrain
 from accountants.tune.tuning import starting_points
 from benchmarks.shown import machine, markdown, parser_of
 
@@ -142,7 +142,7 @@ def by_scipy(family: Any, objective: Any) -> tuple[float, int]:
 
     def cost(z: np.ndarray) -> float:
         try:
-            member = target.build(values(target.domains, z))
+            member = target.build(constrain(target.domains, z))
         except ValueError:  # Plain numbers that are infeasible are refused.
             return np.inf
         numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(member)]

@@ -20,7 +20,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.jax_on_use import Array, Tracer, jax, jnp
-from dpkernels.numerics import Real, RealArray, namespace, plain
+from dpkernels.numerics import Real, RealArray, float_if_scalar, namespace
 from dpkernels.pytrees import PyTree, tree_leaves, tree_map
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Batchable:
             if np.ndim(leaf) == axes:
                 return leaf
             own = np.shape(leaf)[np.ndim(leaf) - axes :]
-            return _frozen("", plain(namespace(leaf).broadcast_to(leaf, shape + own)[index]))
+            return _frozen("", float_if_scalar(namespace(leaf).broadcast_to(leaf, shape + own)[index]))
 
         return map_leaves(chosen, self)
 
@@ -197,7 +197,7 @@ def distinct_entries(batch: Batchable) -> tuple[np.ndarray, np.ndarray]:
     return firsts[order], ranks[kinds]
 
 
-def of_entries(function: Callable[..., float], batch: Batchable, *values: Real) -> np.ndarray:
+def evaluate_entries(function: Callable[..., float], batch: Batchable, *values: Real) -> np.ndarray:
     """Return ``function(mechanism, *values)`` of every entry of a batch of plain numbers, once for equal ones.
 
     Values broadcast with the batch shape, to the shape of the result.

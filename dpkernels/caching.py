@@ -35,7 +35,7 @@ class _Entry(Generic[T]):
 class BoundedCache(Generic[*Arguments, T]):
     """A function of hashable arguments that keeps its values, the least recently used of which it forgets.
 
-    Arguments and values take at most ``limit`` bytes together, by ``memory_of``, when a value is added: what a value
+    Arguments and values take at most ``limit`` bytes together, by ``memory_size``, when a value is added: what a value
     caches itself counts. A value that is larger by itself is kept until the next one is added.
     """
 
@@ -80,7 +80,7 @@ class BoundedCache(Generic[*Arguments, T]):
     def _measure(self) -> int:
         for key, entry in self._entries.items():
             if entry.measured <= entry.used:
-                entry.measured, entry.size = self._clock, memory_of((*key, entry.value))
+                entry.measured, entry.size = self._clock, memory_size((*key, entry.value))
         return sum(entry.size for entry in self._entries.values())
 
 
@@ -89,7 +89,7 @@ def bounded_cache(limit: int) -> Callable[[Callable[[*Arguments], T]], BoundedCa
     return partial(BoundedCache, limit=limit)
 
 
-def memory_of(value: object) -> int:
+def memory_size(value: object) -> int:
     """Return about how many bytes a value takes: arrays, containers, programs, and objects and functions of ours."""
     visited, size, pending = set[int](), 0, [value]
     while pending:

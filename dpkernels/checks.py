@@ -125,7 +125,7 @@ def no_list(name: str, value: object) -> None:
         raise TypeError(f"{name}: {value!r} is a {type(value).__name__}; a number or an array is needed")
 
 
-def one_batch(**values: Real) -> None:
+def broadcastable(**values: Real) -> None:
     """Refuse arrays that do not broadcast to one batch."""
     try:
         np.broadcast_shapes(*map(np.shape, values.values()))
@@ -155,7 +155,7 @@ def interval(lower: Real, upper: Real) -> None:
     """Refuse an input interval that is not finite or not lower < upper."""
     within("lower", lower, -_MAX_END, _MAX_END)
     within("upper", upper, -_MAX_END, _MAX_END)
-    one_batch(lower=lower, upper=upper)
+    broadcastable(lower=lower, upper=upper)
     low, high = concrete(lower), concrete(upper)
     if low is None or high is None:
         return
@@ -179,7 +179,7 @@ def budget(value: Real, lower: Real, upper: Real) -> tuple[Real, Real, Real]:
     """Return an epsilon and the ends of an input interval, numbers or arrays of a batch, or refuse them."""
     epsilon(value)
     interval(lower, upper)
-    one_batch(epsilon=value, lower=lower, upper=upper)
+    broadcastable(epsilon=value, lower=lower, upper=upper)
     return real("epsilon", value), real("lower", lower), real("upper", upper)
 
 

@@ -22,6 +22,9 @@ Real = float | RealArray
 # What a comparison of real numbers gives: a truth value, or an array of them.
 Boolean = bool | np.bool_ | RealArray
 
+UNIT_ROUNDOFF = 2.0**-53  # The relative error of rounding to float64.
+MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
+
 
 def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
@@ -109,13 +112,13 @@ def floating(value: Real) -> RealArray:
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
-def as_of(value: float, *others: object) -> Real:
+def number_like(value: float, *others: object) -> Real:
     """Return a plain number in the type of the JAX arrays among the others; float64 of NumPy if there are none."""
     types = [other.dtype for other in others if isinstance(other, Array)]
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 
 
-def like(table: Any, value: Any) -> Any:
+def cast_like(table: Any, value: Any) -> Any:
     """Cast a constant to the kind and type of ``value``.
 
     JAX keeps one type for an array of NumPy that programs of both precisions hold, so each program has its own.
@@ -136,7 +139,7 @@ def map_over(function: Callable[[RealArray], Real], values: RealArray) -> RealAr
     return np.stack([function(value) for value in values]) if len(values) else np.zeros(np.shape(values))
 
 
-def largest_of(values: Sequence[Real]) -> Any:
+def elementwise_maximum(values: Sequence[Real]) -> Any:
     """Return the largest of several values, elementwise, with the derivative of the first one that is as large.
 
     JAX compares values with their maximum in its derivative of ``max``. A program may compute them once more with other
@@ -153,7 +156,7 @@ def power_of_two(exponent: Any) -> Real:
     return 2.0**exponent if isinstance(exponent, int) else ((exponent + 1023) << 52).view(np.float64)
 
 
-def add_at(size: int, index: RealArray, *rows: RealArray) -> list[RealArray]:
+def sums_by_index(size: int, index: RealArray, *rows: RealArray) -> list[RealArray]:
     """Return the sums of each row by index: entry i sums the values whose index is i."""
     if namespace(index, *rows) is jnp:
         values = jnp.stack(rows, -1)
@@ -326,7 +329,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
     decay = xp.where(endless, 0.0, xp.exp(-r * w))
     closed = ((1 - decay) / r, (1 - (1 + r * w) * decay) / r**2, (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3)
     short = xp.where(small, width, 1.0)
-    nodes, weights = (like(array, short) for array in GAUSS_LEGENDRE)
+    nodes, weights = (cast_like(array, short) for array in GAUSS_LEGENDRE)
     short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(small, rate, 0.0), -1)
     s = short * nodes
     weight = short * weights * xp.exp(-slow * s)
@@ -335,7 +338,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
     return start * m0 + m1 if power == 1 else start**2 * m0 + 2 * start * m1 + m2
 
 
-def plain(value: Real) -> Real:
+def float_if_scalar(value: Real) -> Real:
     """Return a float for a NumPy number, anything else as it is."""
     return float(value) if namespace(value) is np and np.ndim(value) == 0 else value
 
@@ -353,7 +356,7 @@ def unless_nan(value: Real, *others: Real) -> Real:
     return namespace(value, total).where(total != total, np.nan, value)
 
 
-def log_or_never(probability: Real) -> Real:
+def log_or_minus_inf(probability: Real) -> Real:
     """Return the log of what is above 0, and -inf of 0, with a finite gradient there."""
     xp = namespace(probability)
     possible = probability > 0

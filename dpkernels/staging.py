@@ -172,7 +172,7 @@ def sweep(target: Path, kept: Collection[Path] = ()) -> list[Swept]:
     return swept
 
 
-def path_of(file: BufferedIOBase) -> Path:
+def descriptor_path(file: BufferedIOBase) -> Path:
     """Return a path to an open file that stays valid if its name changes."""
     return Path(f"/dev/fd/{file.fileno()}")
 

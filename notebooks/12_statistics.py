@@ -120,7 +120,7 @@ print(session.report())
 # about one person and much about many. Plans were not perturbed here: a report with its plan protects the age only.
 
 # %%
-spent = float(ledger.statement().spent.epsilon)
+spent = float(ledger.state().spent.epsilon)
 mechanism = dpk.piecewise(epsilon=spent, lower=LOWER, upper=UPPER)
 reports = dpk.perturb(ages, mechanism, key=key(7))
 each = [dpk.estimate(reports[plans == plan], mechanism) for plan in largest]

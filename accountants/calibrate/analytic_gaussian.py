@@ -18,8 +18,7 @@ from accountants.composition.gaussian import log_delta_units, mills
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import UNITS_OF_EPS, UNITS_OF_SUMS
 from accountants.dominating_pairs.noise.gaussian import gaussian_delta
-from accountants.loss_intervals import UNIT
-from dpkernels.numerics import ndtri, special_functions
+from dpkernels.numerics import UNIT_ROUNDOFF, ndtri, special_functions
 from dpkernels.solve import NotPrivateError
 
 DELTAS = (1e-290, 0.5)  # Beyond them delta has lost digits, or hardly changes with mu.
@@ -64,13 +63,13 @@ def _roots(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     goal, unfinished = np.log(delta), np.arange(len(mu))
     for _ in range(_MAX_ITERATIONS):
         log_delta, slope, own, others = _log_delta(epsilon[unfinished], mu[unfinished])
-        missing = goal[unfinished] - log_delta - UNIT * (own + others)
+        missing = goal[unfinished] - log_delta - UNIT_ROUNDOFF * (own + others)
         # The place meets the goal, and is as close to it as rounding allows.
-        is_root = (missing >= 0) & (missing <= 4 * UNIT * own)
+        is_root = (missing >= 0) & (missing <= 4 * UNIT_ROUNDOFF * own)
         unfinished, missing, slope, own = (values[~is_root] for values in (unfinished, missing, slope, own))
         if not len(unfinished):
             return mu
-        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT * own) / slope, -_MAX_STEP, _MAX_STEP))
+        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT_ROUNDOFF * own) / slope, -_MAX_STEP, _MAX_STEP))
     raise _not_private(epsilon[unfinished[0]], delta[unfinished[0]])
 
 
@@ -80,7 +79,7 @@ def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
     x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     far, near = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
     gain = near - far
-    own = _MILLS_UNITS * (near + far) / np.maximum(gain, UNIT * near)
+    own = _MILLS_UNITS * (near + far) / np.maximum(gain, UNIT_ROUNDOFF * near)
     if (close := gain < _CANCELLING_SHARE * near).any():
         gain[close], own[close] = mills(x[close], mu[close]), 0.0
     log_phi = -(x**2) / 2 - _LOG_ROOT

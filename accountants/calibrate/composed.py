@@ -37,7 +37,7 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism, Parabolic
-from dpkernels.numerics import Real, RealArray, namespace, ndtri, without_derivative
+from dpkernels.numerics import MAX_EXPONENT, Real, RealArray, namespace, ndtri, without_derivative
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, newton, promote, root
 
@@ -54,7 +54,6 @@ _MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
 # The least step of log eps0 towards a budget that a constructor rejects.
 _MIN_STEP = 1e-2
 _RTOL = 1e-12  # The relative tolerance of the root of a budget.
-_MAX_LOG = 700.0  # Smaller deltas than e^-700 of shuffled reports count as this one, so that their logs are finite.
 
 
 @in_64_bits
@@ -161,10 +160,10 @@ def composed(
     mechanism = Additive(rescaled(noise, scale), sensitivity)
     if delta is None or namespace(delta, *jax.tree.leaves(mechanism)) is jnp:
         return mechanism
-    return with_own_claim(mechanism, delta / count)
+    return with_release_claim(mechanism, delta / count)
 
 
-def with_own_claim(mechanism: Additive, delta: Real) -> Additive:
+def with_release_claim(mechanism: Additive, delta: Real) -> Additive:
     """Return the mechanism with the claim of one release, its own eps at delta; without a claim if that exceeds 20."""
     least, most = checks.EPSILON_RANGE
     own = realised_epsilon(mechanism, delta)
@@ -613,10 +612,10 @@ def _shuffled_excess(
     mechanism = member(xp.exp(t), parameters)
     if by_integral:
         log_delta = xp.maximum(
-            integral_log_delta(worst_inputs(mechanism).pairs[0].upper, float(n), epsilon)[0], -_MAX_LOG
+            integral_log_delta(worst_inputs(mechanism).pairs[0].upper, float(n), epsilon)[0], -MAX_EXPONENT
         )
     else:
-        log_delta = math.log(max(account(mechanism, n).estimate_delta(epsilon), math.exp(-_MAX_LOG)))
+        log_delta = math.log(max(account(mechanism, n).estimate_delta(epsilon), math.exp(-MAX_EXPONENT)))
     return log_delta - xp.log(delta)
 
 

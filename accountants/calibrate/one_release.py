@@ -35,7 +35,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.numerics import UNIT_ROUNDOFF, Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import (
     MARGINS,
@@ -66,7 +66,7 @@ __all__ = [
 _RECYCLED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-2, 17))
 # Where delta is small the ends must move by more than their own rounding errors.
 _TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
-LEAST_WEIGHT = 2.0**-53  # The least weight of the outside: q is at most the float before 1.
+LEAST_WEIGHT = UNIT_ROUNDOFF  # The least weight of the outside: q is at most the float before 1.
 
 
 def bounded(constructor: Callable[..., Mechanism], *, epsilon: Real, delta: Real, **arguments: Real) -> Mechanism:

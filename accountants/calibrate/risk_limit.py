@@ -19,7 +19,7 @@ from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee
 from accountants.risk import Risks
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace, ndtri
+from dpkernels.numerics import UNIT_ROUNDOFF, Real, namespace, ndtri
 from dpkernels.solve import NotPrivateError, conservative_root, root
 
 _MIN_MU = 1e-12  # The mu that is looked for is at least this.
@@ -43,7 +43,7 @@ class RiskLimit:
 
     def log_mu(self, risk: float) -> float:
         """Return log mu of the Gaussian guarantee that has a risk."""
-        risk = min(risk, 1 - 2.0**-53)
+        risk = min(risk, 1 - UNIT_ROUNDOFF)
         if self.false_positive_rate is None:
             mu = 2 * float(ndtri(np.float64((1 + risk) / 2)))
         else:

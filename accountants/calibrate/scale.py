@@ -19,7 +19,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, namespace, plain
+from dpkernels.numerics import Real, float_if_scalar, namespace
 from dpkernels.solve import MARGINS, first_feasible, promote, root
 
 __all__ = [
@@ -109,7 +109,7 @@ def _check_targets(epsilon: Real, delta: Real, sensitivity: Real) -> None:
     checks.noise_epsilon(epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     checks.sensitivity(sensitivity)
-    checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+    checks.broadcastable(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def meets(pairs: tuple[DominatingPair, ...], epsilon: Real, delta: Real) -> bool:
@@ -137,7 +137,7 @@ def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive
     for place in np.argwhere(~is_regular).tolist():
         entry = tuple(place)
         sigma[entry] = smallest_scale(Gaussian(1.0), *(float(values[entry]) for values in (eps, at, D)))
-    return Additive(Gaussian(plain(sigma)), *(sensitivity, epsilon, delta))
+    return Additive(Gaussian(float_if_scalar(sigma)), *(sensitivity, epsilon, delta))
 
 
 def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:

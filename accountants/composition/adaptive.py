@@ -22,6 +22,7 @@ from accountants.composition.interpolation import profile_on_grid
 from accountants.composition.self_composed import HasTerms, RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
+from dpkernels.numerics import MAX_EXPONENT
 from dpkernels.proven import proven
 
 _UNIT = float(np.finfo(np.float64).eps)  # The rounding unit of float64, twice the largest relative rounding error.
@@ -200,7 +201,7 @@ def _profile(pair: DominatingPair, side: int) -> Callable[[np.ndarray], np.ndarr
 
 def _reach(upper_profile: Callable[[np.ndarray], np.ndarray], negligible: float) -> float:
     """Return a loss above which the profile is negligible, and minus which that of the mirror is."""
-    candidates = np.concatenate([np.arange(1, 64) / 8, np.geomspace(8.0, 700.0, 64)])
+    candidates = np.concatenate([np.arange(1, 64) / 8, np.geomspace(8.0, MAX_EXPONENT, 64)])
     profile = upper_profile(candidates)
     sufficient = np.flatnonzero(profile <= max(negligible, _MIN_DELTA) + profile[-1] * (1 + 1e-9))
     return float(candidates[sufficient[0]])

@@ -28,7 +28,7 @@ from accountants.composition.self_composed import (
 )
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.pytrees import PyTree
 
 MAX_SAMPLED_RELEASES = 32  # Up to so many releases on samples are composed from samples of their densities.
@@ -71,7 +71,7 @@ class Direction:
         delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0.
         """
         argument, infinite = self.question.argument, infinity_mass(self.losses)
-        xp, c = namespace(argument), like(_TILTS, argument)
+        xp, c = namespace(argument), cast_like(_TILTS, argument)
         if self.coarse is not None:
             c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(argument, MAX_TILT))[1])
         losses = self.losses if self.coarse is None else self.coarse

@@ -41,7 +41,7 @@ from accountants.composition.three_point import (
     may_be_three_points,
 )
 from dpkernels import checks
-from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, float_if_scalar, floating, namespace
 from dpkernels.programs import vmap_in_batches
 from dpkernels.pytrees import PyTree
 
@@ -68,13 +68,13 @@ def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
     if is_alone and count is None:
         return _evaluate_traced_count(guarantee, quantity, floating(jnp.asarray(argument)))
     if is_alone and count == 1:
-        return plain(quantity.evaluate_one_release(first.one_release(), argument))
+        return float_if_scalar(quantity.evaluate_one_release(first.one_release(), argument))
     check_one_mechanism(guarantee.terms)
     outcomes = None
     if is_plain or not is_alone:
         outcomes = enumerate_outcomes(guarantee.terms, guarantee.neighbour_directions)
     if outcomes is not None:
-        return plain(evaluate_outcomes(quantity.name, outcomes, argument))
+        return float_if_scalar(evaluate_outcomes(quantity.name, outcomes, argument))
     if not is_plain:
         values = floating(jnp.asarray(argument))
         may_sample = may_sample_densities(guarantee) and values.dtype == jnp.float64
@@ -92,7 +92,7 @@ def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
                 largest = answers[index]
                 answer = answer_direction(Direction(quantity(number, largest), losses, coarse))
                 answers[index] = largest if answer <= largest or np.isnan(largest) else answer  # NaN stays.
-    return plain(answers[()])
+    return float_if_scalar(answers[()])
 
 
 def select_composer(direction: Direction) -> Composer:

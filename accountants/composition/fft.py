@@ -35,7 +35,7 @@ from accountants.composition.interpolation import (
 )
 from accountants.composition.self_composed import LossTuple, TiltedLoss, integer_power, least_step, traced_integer_power
 from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels.numerics import Boolean, Real, RealArray, like, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.pytrees import PyTree, pytree
 
 SIZE = 1 << 13  # The points of the grid, a power of 2 for the transform.
@@ -145,7 +145,7 @@ class ComposedPLD(ComposedProfile):
         changes = xp.stack([0 * taylors[0], taylors[0]])[..., None] * shift_slope
         kinks, slopes = (taylors[..., None] * shift + changes).sum(1)
         rows = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
-        return (rows[..., None] * like(COEFFICIENTS, self.g)).sum(1)
+        return (rows[..., None] * cast_like(COEFFICIENTS, self.g)).sum(1)
 
     def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
@@ -179,7 +179,7 @@ class ComposedPLD(ComposedProfile):
                 continue
             # The derivative in the power of the transform.
             power, spectrum = xp.stack(self.spectrum), xp.stack(on_grid.spectrum[: len(self.spectrum)])
-            terms = xp.real(xp.conj(weights[0]) * power * _log(spectrum)) * like(_FREQUENCIES, self.tilt)
+            terms = xp.real(xp.conj(weights[0]) * power * _log(spectrum)) * cast_like(_FREQUENCIES, self.tilt)
             by_power = terms[:, :-1].sum() + terms[:, -1].sum()
             by_count = on_grid.tilted.log_scale * value + on_grid.offset * (slope - self.tilt * value) + by_power
             possible = xp.abs(spectrum) > _MIN_TRANSFORM
@@ -237,10 +237,10 @@ def _kinks(c: RealArray, step: Real) -> RealArray:
     eps, and phi is the weight. t is the distance from eps to the next grid point. Masses are interpolated.
     """
     power = namespace(c).power
-    fall = (power(c * step, _ORDERS) - power((c + 1) * step, _ORDERS)) * like(_SIGNS, c)
+    fall = (power(c * step, _ORDERS) - power((c + 1) * step, _ORDERS)) * cast_like(_SIGNS, c)
     # These are the derivatives of the product at eps over j!, from those of both factors.
     products = (fall[_ALONG] * _PRESENT)[1:]
-    return (like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
+    return (cast_like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
 
 
 def _weights(c: RealArray, step: Any) -> RealArray:
@@ -248,7 +248,7 @@ def _weights(c: RealArray, step: Any) -> RealArray:
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
     rows, columns = np.arange(0, SIZE, size), np.arange(size)
-    x = step * like(np.concatenate([rows, columns]), c)
+    x = step * cast_like(np.concatenate([rows, columns]), c)
     by_c, by_one = xp.exp(-x * xp.stack([c, xp.ones_like(c)])[:, None])
     lost, number = -xp.expm1(-x), len(rows)
     falling = by_c[:number, None] * by_c[number:]
@@ -368,7 +368,7 @@ def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> Rea
     xp = namespace(c)
     variance = sum(loss.term.count * loss.variance for loss in tilted)
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
-    slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_TILT_SHARES, c) * c])
+    slopes = xp.concatenate([cast_like(_SLOPES, c) / deviation, cast_like(_TILT_SHARES, c) * c])
     signed_slopes = xp.stack([-slopes, slopes])
     bounds = largest = 0.0
     for loss, coarse_term in zip(tilted, coarse, strict=True):

@@ -23,8 +23,16 @@ from accountants.composition.closed_form import ClosedForm
 from accountants.composition.direction import Direction
 from accountants.composition.self_composed import LossTuple
 from accountants.composition.trade_off import points_around
-from accountants.loss_intervals import UNIT
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, ndtri, special_functions
+from dpkernels.numerics import (
+    UNIT_ROUNDOFF,
+    Real,
+    RealArray,
+    cast_like,
+    gauss_legendre,
+    namespace,
+    ndtri,
+    special_functions,
+)
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree, pytree
 
@@ -99,8 +107,8 @@ def mills(z: Any, mu: Any = None) -> RealArray:
     xp = namespace(z, mu)
     # z t + t^2/2 is 45 at the end.
     end = (2 * _MAX_EXPONENT / (z + xp.sqrt(z**2 + 2 * _MAX_EXPONENT)))[..., None]
-    t = end * like(_NODES, z)
-    terms = end * like(_WEIGHTS, z) * xp.exp(-t * (z[..., None] + t / 2))
+    t = end * cast_like(_NODES, z)
+    terms = end * cast_like(_WEIGHTS, z) * xp.exp(-t * (z[..., None] + t / 2))
     return (terms if mu is None else terms * -xp.expm1(-mu[..., None] * t)).sum(-1)
 
 
@@ -156,7 +164,7 @@ class GaussianReleases(ClosedForm):
         units = float(log_delta_units(log_delta, x, y))
         if not math.isfinite(units):  # Beyond the floats, where delta is almost 0 or almost 1.
             return 0.0 if side < 0 else _MIN_FLOAT if x > 1e6 else 1.0
-        delta = math.exp(min(log_delta + side * units * UNIT, 0.0))
+        delta = math.exp(min(log_delta + side * units * UNIT_ROUNDOFF, 0.0))
         return min(delta + _MIN_FLOAT, 1.0) if side > 0 else max(delta - _MIN_FLOAT, 0.0)
 
     def estimate(self, delta: float) -> float:

@@ -17,7 +17,7 @@ from jax import Array
 
 from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
-from dpkernels.numerics import Boolean, Real, RealArray, add_at, like, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, cast_like, namespace, sums_by_index, without_derivative
 from dpkernels.pytrees import pytree
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights in powers of the
@@ -61,7 +61,7 @@ class GridInterpolation:
         xp = namespace(self.mass)
         if xp is not np:
             index, weights = xp.mod(self.index_below + POINTS[:, None], size), lagrange_weights(self.fraction)
-            return add_at(size, index, self.mass * weights, xp.where(self.lumped, self.mass, 0.0) * weights)
+            return sums_by_index(size, index, self.mass * weights, xp.where(self.lumped, self.mass, 0.0) * weights)
         heavy = ~(self.mass < min(_NEGLIGIBLE_MASS, self.mass.max()))
         lumped = heavy & self.lumped
         rows = [heavy, lumped] if lumped.any() else [heavy]
@@ -94,7 +94,7 @@ def _spread(size: int, mass: np.ndarray, index: np.ndarray, fraction: np.ndarray
 def lagrange_weights(fraction: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
     """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
-    for row in like(coefficients, fraction)[::-1]:
+    for row in cast_like(coefficients, fraction)[::-1]:
         value = value * fraction + row[:, None]
     return value
 
@@ -102,7 +102,7 @@ def lagrange_weights(fraction: object, coefficients: np.ndarray = COEFFICIENTS) 
 def taylor_shift(s: RealArray) -> tuple[RealArray, RealArray]:
     """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s."""
     power = namespace(s).power
-    return power(s, _UPPER) * like(_SHIFT, s), power(s, np.maximum(_UPPER - 1, 0)) * like(_UPPER * _SHIFT, s)
+    return power(s, _UPPER) * cast_like(_SHIFT, s), power(s, np.maximum(_UPPER - 1, 0)) * cast_like(_UPPER * _SHIFT, s)
 
 
 def interpolate_on_grid(
@@ -117,7 +117,7 @@ def interpolate_on_grid(
     on_grid = is_atom & (distance <= xp.finfo(position.dtype).eps ** 0.45)
     index = xp.mod(nearest.astype(int), size)
     is_lumped_atom = on_grid | (is_atom & (count * distance <= _MAX_GRID_DISTANCE))
-    (lumps,) = add_at(size, index, is_lumped_atom.astype(mass.dtype))
+    (lumps,) = sums_by_index(size, index, is_lumped_atom.astype(mass.dtype))
     lumped = (mass * step > _CROWDED_SHARE * nodes.width) & (lumps > 0)[index]
     index_below = xp.where(on_grid, nearest, xp.floor(position))
     fraction = xp.where(on_grid, 0.0, position - index_below)
@@ -162,7 +162,7 @@ def step_on_atoms(least: Real, distances: RealArray, masses: RealArray, count: R
     least, gap = without_derivative(least), xp.abs(distances[0])
     steps_in_gap = without_derivative(gap) / least
     largest_divisor = 2 * xp.floor(steps_in_gap / 2)
-    divisors = xp.maximum(largest_divisor - 2 * like(np.arange(_STEP_CHOICES), largest_divisor), 2.0)
+    divisors = xp.maximum(largest_divisor - 2 * cast_like(np.arange(_STEP_CHOICES), largest_divisor), 2.0)
     positions = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * divisors
     # Where even the sums of these atoms are not near the grid, other steps are no better.
     misfit = (masses[1:, None] * xp.minimum(count * xp.abs(positions - xp.round(positions)), _MAX_GRID_DISTANCE)).sum(0)
@@ -189,7 +189,7 @@ def pointwise_maximum(distributions: list[PrivacyLossDistribution]) -> PrivacyLo
     for candidate in further_profiles:
         profile = xp.where(candidate > profile * (1 + _PROFILE_RTOL), candidate, profile)
     p = xp.maximum(masses[0] + masses_of_profile(profile - first, step), 0.0)[::-1]
-    grid = offset + step * like(np.arange(_SIZE), step)
+    grid = offset + step * cast_like(np.arange(_SIZE), step)
     width = xp.where(p > _ATOM_RATIO * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
     infinite = xp.stack(
         [xp.where(distribution.loss == np.inf, distribution.p, 0.0).sum() for distribution in distributions]
@@ -207,7 +207,7 @@ def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: RealArray)
     floor = without_derivative(xp.floor(position + xp.finfo(position.dtype).eps ** 0.45))
     upper_mass = mass * xp.expm1((floor - position) * step) / xp.expm1(-step)
     index = xp.clip(floor, 0, _SIZE - 2).astype(int)
-    return add_at(_SIZE, index, mass - upper_mass)[0] + add_at(_SIZE, index + 1, upper_mass)[0]
+    return sums_by_index(_SIZE, index, mass - upper_mass)[0] + sums_by_index(_SIZE, index + 1, upper_mass)[0]
 
 
 def profile_on_grid(masses: RealArray, step: Real) -> RealArray:

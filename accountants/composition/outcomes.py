@@ -18,15 +18,15 @@ from accountants.composition.trade_off import points_around, tangent_epsilon
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.replaced import replaced_atoms
-from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import log_ratio
 from dpkernels import checks
 from dpkernels.numerics import (
+    UNIT_ROUNDOFF,
     Boolean,
     Real,
     RealArray,
-    largest_of,
-    log_or_never,
+    elementwise_maximum,
+    log_or_minus_inf,
     map_over,
     namespace,
     without_derivative,
@@ -35,7 +35,7 @@ from dpkernels.proven import proven
 
 MAX_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _MAX_MIXED_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
-_TABLE_MASS_ERROR = 16 * UNIT  # A bound on the relative error of a mass of a table, which is given.
+_TABLE_MASS_ERROR = 16 * UNIT_ROUNDOFF  # A bound on the relative error of a mass of a table, which is given.
 MASS_ERROR = 1e-12  # The same of an outcome's mass that is computed from a mechanism's densities.
 _MIN_FLOAT = 5e-324  # The least positive float.
 _LOG_UNITS = 8  # Rounding errors of the log of a joint outcome's probability, in units for each unit of the log.
@@ -149,7 +149,7 @@ def _tables(term: RepeatedReleases) -> tuple[tuple[RealArray, RealArray], tuple[
 def _log_repeated(mass: RealArray, count: int) -> RealArray:
     """Return the logs of the probabilities of all counts of the outcomes; NaN stays."""
     xp = namespace(mass)
-    logs = xp.where(xp.isnan(mass), np.nan, log_or_never(mass))
+    logs = xp.where(xp.isnan(mass), np.nan, log_or_minus_inf(mass))
     if count == 1:
         return logs
     times, log_orders = _counts(count, len(mass))
@@ -176,7 +176,8 @@ def evaluate_outcomes(quantity: str, directions: list[JointOutcomes], argument: 
     values = xp.asarray(argument) if xp is jnp else np.asarray(argument, np.float64)
     values = values.astype(xp.result_type(values, *leaves))
     largest = map_over(
-        lambda value: largest_of([getattr(outcomes, quantity)(value) for outcomes in directions]), values.ravel()
+        lambda value: elementwise_maximum([getattr(outcomes, quantity)(value) for outcomes in directions]),
+        values.ravel(),
     )
     return largest.reshape(values.shape)[()]
 
@@ -207,13 +208,13 @@ class FewOutcomes(ClosedForm):
     def _bound(self, outcomes: JointOutcomes, epsilon: float, side: int) -> float:
         logs = np.stack([outcomes.log_p, outcomes.log_q])
         size = np.where(np.isfinite(logs), np.abs(logs), 0.0)
-        error_p, error_q = UNIT * _LOG_UNITS * (self.count + size)
+        error_p, error_q = UNIT_ROUNDOFF * _LOG_UNITS * (self.count + size)
         with np.errstate(invalid="ignore"):
             loss = np.where(np.isneginf(logs[0]), -np.inf, logs[0] - logs[1])
-        rounding = error_p + error_q + UNIT * _LOG_UNITS * epsilon
+        rounding = error_p + error_q + UNIT_ROUNDOFF * _LOG_UNITS * epsilon
         gain = -np.expm1(np.minimum(epsilon - loss - side * rounding, 0.0))
         mass = np.exp(logs[0] + side * (error_p + self.count * self.mass_error))
-        total = float((mass * gain).sum()) * (1 + side * UNIT * len(loss))
+        total = float((mass * gain).sum()) * (1 + side * UNIT_ROUNDOFF * len(loss))
         underflow = 2 * _MIN_FLOAT * int((gain > 0).sum())  # What products and sums lose below the floats.
         return min(max(total + side * underflow, 0.0), 1.0)
 

@@ -36,7 +36,7 @@ from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.composition.self_composed import HasTerms
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.jax_on_use import Array
-from dpkernels.numerics import Boolean, Real, RealArray, floating, largest_of, namespace, plain
+from dpkernels.numerics import Boolean, Real, RealArray, elementwise_maximum, float_if_scalar, floating, namespace
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
@@ -54,7 +54,7 @@ def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
     if is_plain and guarantee.adaptive_profile is not None:
         bounds = [guarantee.adaptive_profile.bracket(quantity.name, float(number)) for number in np.ravel(argument)]
         if None not in bounds:
-            return plain(np.reshape([bound[1] for bound in bounds if bound], np.shape(argument))[()])
+            return float_if_scalar(np.reshape([bound[1] for bound in bounds if bound], np.shape(argument))[()])
     return dispatch.evaluate(guarantee, quantity, argument)
 
 
@@ -160,7 +160,7 @@ def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Real) -> Array:
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
     directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
-    return largest_of([outcomes.delta(epsilon) for outcomes in directions or ()])
+    return elementwise_maximum([outcomes.delta(epsilon) for outcomes in directions or ()])
 
 
 def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Real) -> tuple[list[np.ndarray], Real]:

@@ -28,13 +28,13 @@ from dpkernels.numerics import (
     Boolean,
     Real,
     RealArray,
+    cast_like,
+    elementwise_maximum,
+    float_if_scalar,
     floating,
     gauss_legendre,
-    largest_of,
-    like,
-    log_or_never,
+    log_or_minus_inf,
     namespace,
-    plain,
     without_derivative,
 )
 
@@ -77,7 +77,7 @@ def renyi_divergence(guarantee: Any, order: Real) -> Real:
             values[index], is_resolved = _divergence(guarantee.numeric, single_order)
             if not is_resolved:
                 raise ConvergenceError(f"order: {single_order:g}; the divergence is not resolved in floating point")
-    return plain(values[()])
+    return float_if_scalar(values[()])
 
 
 @jax.jit
@@ -96,12 +96,12 @@ def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
         total = 0.0 * c
         for term in guarantee.terms:
             moments = [_log_moment(term, k, mirror, c) for k in range(len(term.pairs))]
-            total = total + term.count * largest_of([value for value, _ in moments])
+            total = total + term.count * elementwise_maximum([value for value, _ in moments])
             resolved += [is_resolved for _, is_resolved in moments]
         directions.append(total / c)
     leaves = [c, *jax.tree.leaves(guarantee)]
     unknown = xp.stack([xp.asarray(xp.any(leaf != leaf)) for leaf in leaves]).any()  # Comparisons do not detect a NaN.
-    value = xp.where(unknown, np.nan, largest_of(directions))
+    value = xp.where(unknown, np.nan, elementwise_maximum(directions))
     return value, xp.stack(resolved).all() | unknown
 
 
@@ -111,7 +111,7 @@ def _log_moment(term: RepeatedReleases, pair_index: int, mirror: bool, c: Any) -
     if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
         return c * (c + 1) * (pair.shift / pair.noise.sigma) ** 2 / 2, xp.asarray(True)
     losses = _losses(term, pair_index, mirror)
-    atoms = _terms(_log_q(losses), losses.loss, log_or_never(losses.p), c)
+    atoms = _terms(_log_q(losses), losses.loss, log_or_minus_inf(losses.p), c)
     sums = [atoms.sum(1.0)[:2]] if losses.p.size else []
     resolved = [xp.asarray(True)]
     for index, pieces in enumerate(losses.pieces):
@@ -141,7 +141,7 @@ def _log_q(losses: PrivacyLossDistribution) -> RealArray:
     xp = namespace(losses.p, losses.loss)
     is_lost = (losses.q < xp.finfo(losses.q.dtype).tiny) & (losses.p > 0) & (losses.loss < np.inf)
     loss = xp.where(is_lost, losses.loss, 0.0)
-    return xp.where(is_lost, log_or_never(losses.p) - loss, log_or_never(losses.q))
+    return xp.where(is_lost, log_or_minus_inf(losses.p) - loss, log_or_minus_inf(losses.q))
 
 
 class _Terms(NamedTuple):
@@ -163,7 +163,7 @@ class _Terms(NamedTuple):
         is_regular = (total > 0) & (total < np.inf)
         shares = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
         error, noise = (xp.where(is_regular, (shares * relative).sum(-1), 0.0) for relative in (self.error, self.noise))
-        return top[..., 0] + log_or_never(total), error, noise
+        return top[..., 0] + log_or_minus_inf(total), error, noise
 
 
 def _terms(log_q: Any, loss: RealArray, log_p: Real, c: Any) -> _Terms:
@@ -204,7 +204,7 @@ def _log_sum(logs: RealArray) -> float:
     xp = namespace(logs)
     top = without_derivative(logs.max())
     top = xp.where(xp.isfinite(top), top, 0.0)
-    return top + log_or_never(xp.exp(logs - top).sum())
+    return top + log_or_minus_inf(xp.exp(logs - top).sum())
 
 
 # Integrals over pieces
@@ -233,8 +233,8 @@ class _Coordinates:
         base = xp.where(is_reversed, upper_end, lower_end)
         span = xp.where(is_finite, upper_end - lower_end, xp.where(is_reversed, -extent, extent))
         inner = np.pad(_INNER_ENDS, (0, len(_OUTER_ENDS) - len(_INNER_ENDS)), "edge")
-        positive = xp.where(is_finite[:, None], like(inner, span), like(_OUTER_ENDS, span))
-        negative = xp.where(is_line[:, None], like(-_OUTER_ENDS[:0:-1], span), 0.0)
+        positive = xp.where(is_finite[:, None], cast_like(inner, span), cast_like(_OUTER_ENDS, span))
+        negative = xp.where(is_line[:, None], cast_like(-_OUTER_ENDS[:0:-1], span), 0.0)
         edges = xp.where((upper > lower)[:, None], xp.concatenate([negative, positive], 1), 0.0)
         return cls(base, span, edges)
 
@@ -270,7 +270,7 @@ class _Panels(NamedTuple):
     def log_unknown(self, noise: np.ndarray) -> np.ndarray:
         """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
         difference = self.difference
-        errors = self.log_value + log_or_never(np.where(difference > noise, difference, 0.0))
+        errors = self.log_value + log_or_minus_inf(np.where(difference > noise, difference, 0.0))
         return np.where(difference <= _ESTIMATE_RTOL, errors, np.maximum(errors, self.bound))
 
     def are_negligible(self, log_value: float) -> bool:
@@ -333,7 +333,7 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
         not is_resolved and bool(at_end[unknown.argmax()])
     )
     log_value = _log_sum(panels.log_value)
-    log_error = _log_sum(panels.log_value + log_or_never(panels.error + panels.difference))
+    log_error = _log_sum(panels.log_value + log_or_minus_inf(panels.error + panels.difference))
     error = np.exp(log_error - log_value) if np.isfinite(log_value) else 0.0
     matters = panels.log_value > log_value + _NEGLIGIBLE - np.log(len(unknown))
     return _Integral(*panels.take(matters)[:3], log_value, error, is_resolved or diverges, diverges)
@@ -396,14 +396,14 @@ def _evaluate(
     """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
     xp, row = namespace(c, start), piece[:, None]
     base, span, width = coordinates.base[row], coordinates.span[row], (end - start)[:, None]
-    length = log_or_never(width[:, 0] * xp.abs(span[:, 0]))
+    length = log_or_minus_inf(width[:, 0] * xp.abs(span[:, 0]))
 
     def terms(shares: np.ndarray) -> _Terms:
-        x = base + span * (start[:, None] + width * like(shares, start))
+        x = base + span * (start[:, None] + width * cast_like(shares, start))
         return _terms(pieces.log_q(x, row), pieces.loss(x, row), pieces.log_p(x, row), c)
 
     def integral(terms: _Terms) -> tuple[RealArray, RealArray, RealArray]:
-        log_sum, error, noise = terms.sum(like(_WEIGHTS, start))
+        log_sum, error, noise = terms.sum(cast_like(_WEIGHTS, start))
         return xp.where(width[:, 0] > 0, log_sum + length, -np.inf), error, noise
 
     if integrals is None:
@@ -413,13 +413,13 @@ def _evaluate(
         _Terms(*(column[:, rows] for column in half_terms)) for rows in (slice(None, count), slice(count, None))
     )
     halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, node_halves), strict=True))
-    largest = _extrapolated(without_derivative(half_terms.size + log_or_never(half_terms.factor))) + length
+    largest = _extrapolated(without_derivative(half_terms.size + log_or_minus_inf(half_terms.factor))) + length
     return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
 
 
 def _extrapolated(logs: RealArray) -> RealArray:
     """Return the largest value of functions between their nodes, as if they were concave there."""
-    xp, gaps = namespace(logs), like(_GAPS, logs)
+    xp, gaps = namespace(logs), cast_like(_GAPS, logs)
     logs = xp.where(logs == logs, logs, -np.inf)
     is_finite = xp.isfinite(logs)
     slope = xp.diff(xp.where(is_finite, logs, 0.0), axis=-1) / gaps

@@ -31,8 +31,8 @@ from dpkernels.numerics import (
     Boolean,
     Real,
     RealArray,
+    cast_like,
     gauss_legendre,
-    like,
     namespace,
     special_functions,
     without_derivative,
@@ -193,9 +193,9 @@ def _integrals(k: RealArray, m: RealArray, t: RealArray) -> RealArray:
         size = 1 + odds * fraction
         slope = k - m_minus_k * odds * (1 - fraction) / size
         end = end - (k * end - m_minus_k * xp.log(size) - _MAX_EXPONENT) / xp.maximum(slope, tiny)
-    v = end[..., None] * like(_NODES, end)
+    v = end[..., None] * cast_like(_NODES, end)
     value = xp.exp(m_minus_k[..., None] * xp.log1p(-odds[..., None] * xp.expm1(-v)) - k[..., None] * v)
-    return k * end * (value * like(_WEIGHTS, end)).sum(-1)
+    return k * end * (value * cast_like(_WEIGHTS, end)).sum(-1)
 
 
 def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b: RealArray) -> RealArray:

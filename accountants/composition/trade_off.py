@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 from dpkernels.solve import minimum
 
@@ -33,7 +34,7 @@ _ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
 _MIN_DISTANCE = 1e-9  # The relative distance of points from which on they have a chord.
 _SLOPE_RTOL = 1e-6  # More than the relative error of the slope of a chord, by that of its points.
 _UNKNOWN_SLOPE = 1e300  # A slope of which nothing is known.
-_MAX_EPSILON = 700.0  # The largest eps of a line.
+_MAX_EPSILON = MAX_EXPONENT  # The largest eps of a line.
 # Distances from the place of an extremum, in turn: those of precise profiles, and of others in units of 1/c, where
 # delta falls like e^(-c eps).
 _PRECISE_DISTANCES = 1e-9 * 4.0 ** np.arange(15)
@@ -106,7 +107,7 @@ def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
     by_start = np.abs(rise) <= np.abs(fall)
     crossing = np.where(by_start, start + rise * position, stop - fall * (width - position))
     inner = np.where(meets, crossing, np.inf)
-    rounding = 8 * 2.0**-53 * (np.minimum(np.abs(rise), np.abs(fall)) * x[1:] + np.abs(start) + np.abs(stop))
+    rounding = 8 * UNIT_ROUNDOFF * (np.minimum(np.abs(rise), np.abs(fall)) * x[1:] + np.abs(start) + np.abs(stop))
     return np.minimum(np.minimum(at_start, at_stop), inner) - rounding
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, floating, largest_of, namespace
+from dpkernels.numerics import Real, RealArray, elementwise_maximum, floating, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree, pytree
 
@@ -238,7 +238,7 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     def at(epsilon: RealArray) -> Real:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         capped = xp.minimum(epsilon, cap(epsilon.dtype))
-        return xp.clip(largest_of([stick(capped) for stick in sticks]), 0.0, 1.0)
+        return xp.clip(elementwise_maximum([stick(capped) for stick in sticks]), 0.0, 1.0)
 
     return at
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_pieces
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
-from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, cast_like, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, turning_points
 
@@ -166,7 +166,7 @@ class Densities(DominatingPair):
         mass_p, mass_q, loss = (
             floating(xp.asarray(each)).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss)
         )
-        p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in (mass_p, mass_q))
+        p, q = (mass @ cast_like(_COEFFICIENTS.T, mass) for mass in (mass_p, mass_q))
         # The least and the largest loss of panels, with a margin for the ends beyond the nodes.
         least, most = loss.min(-1), loss.max(-1)
         finite = xp.isfinite(least) & xp.isfinite(most)
@@ -179,7 +179,7 @@ class Densities(DominatingPair):
             ones, total = xp.ones_like(gap[..., 0]), gap[..., 0]
             rises = _value(gap, ones) > _value(gap, -ones)
             ends = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
-            below = _value(gap @ like(_ANTIDERIVATIVES.T, gap), without_derivative((ends[0] + ends[1]) / 2))
+            below = _value(gap @ cast_like(_ANTIDERIVATIVES.T, gap), without_derivative((ends[0] + ends[1]) / 2))
             crossed = xp.where(rises, total - below, below)
             return xp.where(most <= eps, 0.0, xp.where(least >= eps, total, crossed))
 

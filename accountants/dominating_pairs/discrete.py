@@ -16,7 +16,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.mechanisms.optimal.search import largest_ratio
-from dpkernels.numerics import Real, RealArray, floating, namespace, without_derivative
+from dpkernels.numerics import UNIT_ROUNDOFF, Real, RealArray, floating, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -188,7 +188,7 @@ _LARGE_TABLE = 1 << 22  # A table of so many ratios of rows has a quarter of the
 _SAME_LOSS = 1e-5
 _MAX_ROW_PAIRS = 3  # The most pairs of rows that bound a table from below.
 # A profile is raised by this, which is more than rounding lowers the sum of masses that add up to 1.
-_ROUNDING = 8 * 2.0**-53
+_ROUNDING = 8 * UNIT_ROUNDOFF
 # Points are left out where the profile is this close to the chord without them, which is never below the profile.
 _CHORD_TOLERANCE = 1e-13
 

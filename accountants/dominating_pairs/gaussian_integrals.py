@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, cast_like, gauss_legendre, namespace, without_derivative
 
 _STANDARD = Gaussian(1.0)
 _NODES, _WEIGHTS = gauss_legendre(12)
@@ -102,7 +102,7 @@ def _partial(near: RealArray, width: RealArray) -> RealArray:
 
 
 def _narrow(near: np.ndarray, width: np.ndarray) -> np.ndarray:
-    nodes, weights = (like(rule, width) for rule in (_NODES, _WEIGHTS))
+    nodes, weights = (cast_like(rule, width) for rule in (_NODES, _WEIGHTS))
     return width * (_density(near[..., None] + width[..., None] * nodes) @ weights)
 
 
@@ -133,7 +133,7 @@ def _by_nodes(start: RealArray, width: RealArray, a: RealArray, lead: RealArray)
     to_reach = xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
     last = xp.where(start + width > reach, without_derivative(to_reach), width)
     width = last - first + 0 * (a + lead)
-    nodes, weights = (like(rule, width) for rule in (_PANEL_NODES, _PANEL_WEIGHTS))
+    nodes, weights = (cast_like(rule, width) for rule in (_PANEL_NODES, _PANEL_WEIGHTS))
     t = first[..., None] + width[..., None] * nodes
     gap = -xp.expm1(-(lead[..., None] + a[..., None] * t))
     return width * (_density(start[..., None] + t) * gap * weights).sum(-1)

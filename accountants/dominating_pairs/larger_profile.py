@@ -7,7 +7,7 @@ import numpy as np
 
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.privacy_loss import PrivacyLossDistribution, join
-from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.solve import bisect
 
 _COMPARED_POINTS = 512  # The points at which both profiles are compared.
@@ -52,7 +52,7 @@ def _crossings(pair: AdditivePair) -> tuple[RealArray, RealArray]:
     xp = namespace(*jax.tree.leaves(pair))
     top = xp.abs(pair.privacy_loss().nodes().finite[1]).max()
     # Points are added next to the top, where both profiles may be 0.
-    y = top * like(np.append(np.linspace(0.0, 1.0, _COMPARED_POINTS)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
+    y = top * cast_like(np.append(np.linspace(0.0, 1.0, _COMPARED_POINTS)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
     delta, mirror_delta = (stick(y) for stick in sticks)
     gap = delta - mirror_delta
     sign = xp.where(xp.abs(gap) > _PROFILE_RTOL * xp.maximum(delta, mirror_delta), xp.sign(gap), 0.0)

@@ -49,7 +49,7 @@ from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critic
 from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, namespace
 from dpkernels.proven import proven
-from dpkernels.solve import maximum_on
+from dpkernels.solve import refined_maximum
 
 
 def dominating_pairs(mechanism: object, sensitivity: object = None) -> tuple[Any, ...]:
@@ -315,7 +315,7 @@ def _(mechanism: Windowed) -> float:
         high, low = mechanism.envelope(v)
         return np.log(high / low)
 
-    return maximum_on(loss, critical_points(mechanism.window, mechanism.base, float(mechanism.width)))
+    return refined_maximum(loss, critical_points(mechanism.window, mechanism.base, float(mechanism.width)))
 
 
 @pure_epsilon.register(SquareWave)

@@ -25,7 +25,7 @@ from accountants.dominating_pairs.noise.formulas import NoiseFormulas
 from accountants.dominating_pairs.sampled import sampled_profile
 from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import Real, largest_of, namespace
+from dpkernels.numerics import Real, elementwise_maximum, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -109,7 +109,7 @@ class ReplacedBounded(DominatingPair):
         sticks = [sampled_profile(upper(side), self.rate) for side in sides]
 
         def at(eps: Real) -> Real:
-            return symmetric * largest_of([stick(eps) for stick in sticks])
+            return symmetric * elementwise_maximum([stick(eps) for stick in sticks])
 
         return at
 
@@ -117,7 +117,9 @@ class ReplacedBounded(DominatingPair):
         return sampled_profile(self.pair.lower_hockey_stick(), self.rate, side=-1)
 
     def largest_loss(self) -> Real:
-        return largest_of([sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())])
+        return elementwise_maximum(
+            [sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())]
+        )
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         losses, symmetric = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)

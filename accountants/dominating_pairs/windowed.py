@@ -15,10 +15,19 @@ from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Boolean, Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import (
+    Boolean,
+    Real,
+    RealArray,
+    cast_like,
+    floating,
+    gauss_legendre,
+    namespace,
+    without_derivative,
+)
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
+from dpkernels.solve import bisect, falling_root, turning_points, unit_grid_dense_at_ends
 
 # The rounding error by which a window in a file may reach beyond the reports.
 _ROUNDING = 1e-12
@@ -253,7 +262,7 @@ def _cut_at_turns(side: Side, cells: int) -> Any:
     wide = np.flatnonzero(side.right > side.left)
     left, right, in_p, in_q = (each[wide] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
-    shares: Any = shares_with_ends(cells + 1)
+    shares: Any = unit_grid_dense_at_ends(cells + 1)
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
     starts, ends, rows = split_intervals(left, right, turn, row)
@@ -304,7 +313,7 @@ def _smooth(side: Side, runs: _Runs) -> Curve:
             moved = (moved - without_derivative(moved)) / jnp.where(slope != 0, slope, 1.0)
             share = share - jnp.where((share > 0) & ~all_above, moved, 0.0)
         # The nodes are along a first axis.
-        nodes, weights = (like(rule, share).reshape(-1, *[1] * share.ndim) for rule in (_NODES, _WEIGHTS))
+        nodes, weights = (cast_like(rule, share).reshape(-1, *[1] * share.ndim) for rule in (_NODES, _WEIGHTS))
         return xp.abs(runs.extent) * share * (weights * gap(nodes * share, eps)).sum(0)
 
     return sum_of_pieces(of_pieces, len(runs.top))

@@ -36,7 +36,7 @@ from accountants.dominating_pairs.discrete import shifted_pair
 from dpkernels.decimals import float_at_least, rational
 from dpkernels.exact.bounded.certificate import BoundedCertificate
 from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import MAX_EXPONENT, RealArray
 
 _METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
 # Epsilons are rounded up to multiples of this, which hides the rounding of floats.
@@ -161,7 +161,7 @@ def _vector_map(form: Any, T: type) -> Callable[[float], tuple[float, float]]:
             return 0.0, 0.0
         if k > 1 and lattice is not None and mechanism.norm == "l2":
             raise ValueError(f"d_in: {d_in}; on a lattice, l2 distances above {float(D):g} have no map")
-        if k * epsilon > 700:
+        if k * epsilon > MAX_EXPONENT:
             return math.inf, 1.0
         group = math.expm1(k * epsilon) / math.expm1(epsilon) * (1 + 1e-12) if k > 1 else 1.0
         return k * epsilon * (1 + (k > 1) * 1e-15), min(1.0, delta * group)

@@ -82,7 +82,7 @@ def _(family: Composite, objective: Objective) -> Enumerated:
 @search.register
 def _(family: Piecewise, objective: Objective) -> Enumerated:
     window = "uniform" if family.constructor is piecewise else "triangle"
-    enumerated = composite_search(composite(window, **family.given, condition="sup_inf"), objective)
+    enumerated = composite_search(composite(window, **family.fixed, condition="sup_inf"), objective)
     return replace(enumerated, parameters={"eta": 2 / enumerated.parameters["width"]})
 
 
@@ -131,7 +131,7 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
     edge, width, relative = (np.asarray(number).item() for number in _on_unit_interval(chosen, family))
     parameters = {"width": width} if family.base is not None else {"width": width, "edge": edge}
-    interval = family.given["lower"], family.given["upper"], family.epsilon
+    interval = family.fixed["lower"], family.fixed["upper"], family.epsilon
     mechanism = Windowed(
         family.window, Quartic(edge) if family.base is None else family.base, width, relative, *interval
     )
@@ -159,7 +159,7 @@ def _values(objective: object, family: Any, points: np.ndarray) -> np.ndarray:
     """Return the objective at every point, in batches of one shape, so that it is compiled once."""
     rows = np.stack(_on_unit_interval(points.T, family), -1)
     rows = np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _BATCH, 0)])
-    interval = np.array([family.given["lower"], family.given["upper"], family.epsilon], np.float64)
+    interval = np.array([family.fixed["lower"], family.fixed["upper"], family.epsilon], np.float64)
     setting = (family.window, family.base), as_float64(objective), interval
     with jax.enable_x64(True):
         values = [np.asarray(_objective_at(*setting, batch)) for batch in np.split(rows, len(rows) // _BATCH)]

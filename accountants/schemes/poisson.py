@@ -25,7 +25,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair, upper
 from accountants.dominating_pairs.sampled import Sampled
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import Real, largest_of, namespace
+from dpkernels.numerics import Real, elementwise_maximum, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
@@ -107,7 +107,7 @@ class Truncated(DominatingPair):
         return self.attained()[0].lower_hockey_stick()
 
     def largest_loss(self) -> Real:
-        return largest_of([pair.largest_loss() for _, pair in self._parts])
+        return elementwise_maximum([pair.largest_loss() for _, pair in self._parts])
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         return join([pair.privacy_loss().scaled(weight) for weight, pair in self._parts])

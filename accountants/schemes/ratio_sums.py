@@ -18,7 +18,7 @@ from typing import cast
 
 import numpy as np
 
-from accountants.loss_intervals import UNIT
+from dpkernels.numerics import UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
 HALF = 1024  # N: the points of a zone on either side of the origin.
@@ -95,7 +95,7 @@ class RatioSum:
             step = math.ldexp(1.0, level + zone)
             nearer = [part.halved(step) for part in whole]
         mass, moment, excess = _in_zones(sums, level)
-        rounding = first.rounding + second.rounding + (8 * HALF + 32) * UNIT
+        rounding = first.rounding + second.rounding + (8 * HALF + 32) * UNIT_ROUNDOFF
         total = first.excess + second.excess + excess
         return RatioSum(mass, moment, first.origin + second.origin, level, total, rounding).adapted()
 
@@ -112,7 +112,7 @@ class RatioSum:
         moment = None
         if columns.moment is not None:
             moment = np.concatenate([cast(np.ndarray, inner.moment)[None], columns.moment[zones + 1 :]])
-        return replace(self, mass=mass, moment=moment, level=level, rounding=self.rounding + 16 * zones * UNIT)
+        return replace(self, mass=mass, moment=moment, level=level, rounding=self.rounding + 16 * zones * UNIT_ROUNDOFF)
 
     def adapted(self) -> RatioSum:
         """Return the law with the origin and the step that its middle half needs."""
@@ -286,11 +286,11 @@ def law_of(value: np.ndarray, mass: np.ndarray, side: int, origin: float = 0.0, 
     if side > 0:
         up = mass * (place - at)
         total = np.bincount(flat, mass - up, size) + np.bincount(flat + 1, up, size)
-        return RatioSum(total.reshape(count, -1), None, origin, level, 0.0, 32 * UNIT)
+        return RatioSum(total.reshape(count, -1), None, origin, level, 0.0, 32 * UNIT_ROUNDOFF)
     nearest = flat + (place - at > 0.5)
     off = (place - at - (place - at > 0.5)) * step * np.exp2(zone)
     masses, moments = (np.bincount(nearest, column, size).reshape(count, -1) for column in (mass, mass * off))
-    return RatioSum(masses, moments, origin, level, 0.0, (32 + len(value)) * UNIT)
+    return RatioSum(masses, moments, origin, level, 0.0, (32 + len(value)) * UNIT_ROUNDOFF)
 
 
 @proven("schemes#2-sums-of-ratios")

@@ -42,7 +42,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critical_points
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, floating, like, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, cast_like, floating, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.solve import rising_root
@@ -313,7 +313,7 @@ def _density(m: Windowed, v: RealArray, middle: Real) -> RealArray:
 
 def _quadrature(m: Windowed) -> tuple[Any, Any]:
     """Return nodes on [-1, 1] between the distributions' knots (in NumPy also the middle input's), and weights."""
-    reach, bends = 1 - m.width / 2, m.width * like(m.window.kinks, floating(m.width))
+    reach, bends = 1 - m.width / 2, m.width * cast_like(m.window.kinks, floating(m.width))
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
     knots = [fixed + 0 * reach, bends - reach, bends + reach, reach - bends]
     xp = namespace(*knots)
@@ -321,7 +321,7 @@ def _quadrature(m: Windowed) -> tuple[Any, Any]:
     right = xp.sort(xp.clip(xp.concatenate(knots), 0.0, 1.0))
     ends = xp.concatenate([-right[::-1], right])
     width = xp.diff(ends)[:, None]
-    nodes, weights = (like(rule, ends) for rule in GAUSS_LEGENDRE)
+    nodes, weights = (cast_like(rule, ends) for rule in GAUSS_LEGENDRE)
     return (ends[:-1, None] + width * nodes).ravel(), (width * weights).ravel()
 
 

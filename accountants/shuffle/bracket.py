@@ -19,19 +19,19 @@ from accountants.composition.brackets.cells import TooManyPointsError
 from accountants.composition.brackets.masses import RATIO, Masses
 from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose, stage_count
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
+from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, conservative_root
 
 # Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
-_MAX_EPSILON = 700.0
+_MAX_EPSILON = MAX_EXPONENT
 # Relative errors that are allowed for. Both are known to some units of 2^-53.
 _MASS_ERROR = 1e-12  # That of probabilities.
 _VALUE_ERROR = 1e-14  # That of sums of L.
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _CELL_MARGIN = 1e-9
-_UNIT = 2.0**-53  # The rounding of a float.
 _LEVEL_RTOL = 1e-12  # A bound on the relative error of the level.
-_LEVEL_ATOL = 64 * 2.0**-53  # A bound on its absolute error: a small level is the log of a ratio near 1.
+_LEVEL_ATOL = 64 * UNIT_ROUNDOFF  # A bound on its absolute error: a small level is the log of a ratio near 1.
 _CHORDS = 1e-3, 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
 _UNDERFLOW = 1e-310  # More than the mass that products lose below the floats.
 _MAX_PAIRS = 1 << 19  # The most pairs of outcomes from which a sum is formed.
@@ -50,7 +50,6 @@ _MAX_TRIMMED = 1e-9  # How much losses far below 0 may change the log of a bound
 _MAX_CELLS = 1 << 20  # The most points of one distribution on a grid.
 # Places, as shares of the range of losses, at which a bound of them is evaluated.
 _INNER_SHARES = np.linspace(0.0, 1.0, 257)
-_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _MAX_TILTED = 1.0  # The largest tilt times the step that a grid resolves.
 _MIN_STEP = 1e-7  # The first extra step of eps away from the estimate, relative to that, or to 1e-12 next to 0.
 _MAX_ITERATIONS = 60  # The most steps of eps.
@@ -181,7 +180,7 @@ def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
     place = (part.value - part.slack) / step - _CELL_MARGIN
     k, first, size = _cells(place)
-    mass = part.mass * (1 - _MASS_ERROR * part.reports - _UNIT * len(part.value))
+    mass = part.mass * (1 - _MASS_ERROR * part.reports - UNIT_ROUNDOFF * len(part.value))
     f, at_outcomes = _stop_loss(place - first, mass, size)
     share = place - k
     over = np.zeros(size + 1)
@@ -224,7 +223,7 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     value = (weight * g).sum()
     error = total.error * math.sqrt((weight * weight).sum()) + total.misplaced / (math.e * c)
     value += side * (error + (total.rounding + c * abs(zero)) * value)
-    if total.log_scale > _MAX_EXPONENT:  # Weights may be 0 by underflow.
+    if total.log_scale > MAX_EXPONENT:  # Weights may be 0 by underflow.
         return math.inf if side > 0 else 0.0
     return math.exp(total.log_scale) * max(value, 0.0)
 
@@ -270,7 +269,7 @@ def _chernoff_bound(one: LossSum, n: int, c: float) -> float:
     if not -1 < moment < math.inf:  # No digit is left.
         return math.inf
     log_bound = n * math.log1p(moment) * (1 + math.copysign(_MASS_ERROR, moment)) - 1 - math.log(c)
-    return math.exp(max(log_bound, -_MAX_EXPONENT)) * (1 + _MASS_ERROR) if log_bound < _MAX_EXPONENT else math.inf
+    return math.exp(max(log_bound, -MAX_EXPONENT)) * (1 + _MASS_ERROR) if log_bound < MAX_EXPONENT else math.inf
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import numpy as np
 
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import MAX_EXPONENT, Blanket, moments, saddle_point
-from dpkernels.numerics import Real, RealArray, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.solve import newton, root
 
@@ -73,7 +73,7 @@ def _integral(
     blanket: Blanket, L: RealArray, n: Real, c: Real, width: Real, size: tuple[int, float]
 ) -> tuple[Real, Real]:
     xp = namespace(L, n, c)
-    sinh, weights = (like(table, c) for table in _rule(*size))
+    sinh, weights = (cast_like(table, c) for table in _rule(*size))
     u, weight = width * sinh, weights * width
     grown, decay = xp.exp(xp.minimum(c * L, MAX_EXPONENT)), xp.expm1(xp.minimum(c * L, MAX_EXPONENT))
     share, phase = blanket.gamma * blanket.mass, u[:, None] * L

@@ -30,7 +30,7 @@ from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
-from dpkernels.numerics import Real, largest_of, namespace, plain
+from dpkernels.numerics import Real, elementwise_maximum, float_if_scalar, namespace
 from dpkernels.proven import proven
 
 NEIGHBOURING = (
@@ -145,9 +145,11 @@ class Shuffled(ComposableGuarantee):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.
         if delta is None:
-            return plain(np.minimum(self._evaluate(self._lower, epsilon), self.estimate_delta(epsilon)))
+            return float_if_scalar(np.minimum(self._evaluate(self._lower, epsilon), self.estimate_delta(epsilon)))
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        return plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.estimate_epsilon(delta)))
+        return float_if_scalar(
+            np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.estimate_epsilon(delta))
+        )
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         return self._lower_bound(epsilon, self._whole_n)(epsilon), self._upper_delta(epsilon)
@@ -303,7 +305,9 @@ def _(mechanism: Shuffled) -> Atoms:
 
 
 def _each(function: Callable[[float], float], values: Real) -> Real:
-    return plain(np.array([function(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values)))
+    return float_if_scalar(
+        np.array([function(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values))
+    )
 
 
 def _wide(value: object) -> Array:
@@ -318,7 +322,7 @@ def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Array, le
 
     def largest(at: Array) -> Array:
         if quantity == "epsilon":
-            return largest_of([integral_epsilon(blanket, n, at, level) for blanket in blankets])
-        return jnp.exp(largest_of([integral_log_delta(blanket, n, at)[0] for blanket in blankets]))
+            return elementwise_maximum([integral_epsilon(blanket, n, at, level) for blanket in blankets])
+        return jnp.exp(elementwise_maximum([integral_log_delta(blanket, n, at)[0] for blanket in blankets]))
 
     return jax.lax.map(largest, at.ravel()).reshape(at.shape)

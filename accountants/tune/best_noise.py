@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu, with_own_claim
+from accountants.calibrate.composed import conservative_parameter, gaussian_ratio, log_mu, with_release_claim
 from accountants.calibrate.scale import check_target
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.dispatch import rough_epsilon
@@ -314,7 +314,7 @@ class _Target:
         t = conservative_parameter(lambda t: self.releases(member(t)), self.epsilon, self.delta, is_known=True)
         noise = member(t)
         upper = RigorousBounds(self.releases(noise)).upper_delta(self.epsilon)
-        mechanism = with_own_claim(self.mechanism(noise), self.delta / self.count)
+        mechanism = with_release_claim(self.mechanism(noise), self.delta / self.count)
         facts = self.value(noise), best.parameters, self.epsilon, upper, self.count, self.objective.name
         return BestNoise(mechanism, best.family, *facts, tuple(costs), self.delta, self.rate)
 

@@ -1,7 +1,7 @@
 """Domains of free parameters. Each has a map from real numbers, so that a search is unconstrained.
 
-A search moves z in R^n, and a parameter is ``domain.at(z)``, so no step can leave the domain. An end that may be the
-best choice must be reached at a finite z: ``Between`` uses a sine, whose derivative vanishes there, which is the
+A search moves z in R^n, and a parameter is ``domain.constrain(z)``, so no step can leave the domain. An end that may be
+the best choice must be reached at a finite z: ``Between`` uses a sine, whose derivative vanishes there, which is the
 first-order condition at an end.
 """
 
@@ -11,16 +11,15 @@ import abc
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 
-_END_SHARE = 1e-6  # A parameter within this share of a domain, or of its unit, of an end is at the end.
-# Where z of a closed interval starts at the nearest, as shares of the interval: at an end its map is flat.
-_START_SHARES = 1e-3, 1 - 1e-3
+_END_FRACTION = 1e-6  # A parameter within this fraction of a domain, or of its unit, of an end is at the end.
+# Where z of a closed interval starts at the nearest, as fractions of the interval: at an end its map is flat.
+_START_FRACTIONS = 1e-3, 1 - 1e-3
 
 
 class Domain(abc.ABC):
@@ -33,14 +32,14 @@ class Domain(abc.ABC):
     count: int
 
     @abc.abstractmethod
-    def at(self, z: Real) -> Real:
+    def constrain(self, z: Real) -> Real:
         """Return the parameter for z: a number, or an array with the last axis of n. It increases with z in the span.
 
         The map of a vector may join its numbers.
         """
 
     @abc.abstractmethod
-    def z_of(self, value: Real) -> Real:
+    def unconstrain(self, value: Real) -> Real:
         """Return a z for a parameter, that of the nearest one next to an end, where the map is all but flat."""
 
     @abc.abstractmethod
@@ -70,17 +69,17 @@ class GreaterThan(Domain):
     span: tuple[float, float] = (-3.0, 3.0)
     count: int = 0
 
-    def at(self, z: Real) -> Real:
+    def constrain(self, z: Real) -> Real:
         return self.low + self.unit * namespace(z).exp(z)
 
-    def z_of(self, value: Real) -> Real:
-        return np.log(np.maximum((value - self.low) / self.unit, _END_SHARE))
+    def unconstrain(self, value: Real) -> Real:
+        return np.log(np.maximum((value - self.low) / self.unit, _END_FRACTION))
 
     def __contains__(self, value: Real) -> bool:
-        return bool((value - self.low) / self.unit >= -_END_SHARE)
+        return bool((value - self.low) / self.unit >= -_END_FRACTION)
 
     def is_at_end(self, value: Real) -> bool:
-        return bool((value - self.low) / self.unit <= _END_SHARE)
+        return bool((value - self.low) / self.unit <= _END_FRACTION)
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,18 @@ class _Interval(Domain):
     span: tuple[float, float] = (-1.3, 1.3)
     count: int = 0
 
-    def share(self, value: Real) -> Real:
-        """Return which share of the interval is below a parameter."""
-        with np.errstate(invalid="ignore"):  # Of an interval of one number the share is NaN.
+    def fraction(self, value: Real) -> Real:
+        """Return which fraction of the interval is below a parameter."""
+        with np.errstate(invalid="ignore"):  # Of an interval of one number the fraction is NaN.
             return (value - self.low) / (self.high - self.low)
 
     def __contains__(self, value: Real) -> bool:
-        share = self.share(value)
-        return bool(np.all((share >= -_END_SHARE) & (share <= 1 + _END_SHARE)))
+        fraction = self.fraction(value)
+        return bool(np.all((fraction >= -_END_FRACTION) & (fraction <= 1 + _END_FRACTION)))
 
     def is_at_end(self, value: Real) -> bool:
-        share = self.share(value)
-        return not np.all((share > _END_SHARE) & (share < 1 - _END_SHARE))
+        fraction = self.fraction(value)
+        return not np.all((fraction > _END_FRACTION) & (fraction < 1 - _END_FRACTION))
 
 
 @_domain
@@ -111,43 +110,43 @@ class OpenInterval(_Interval):
 
     span: tuple[float, float] = (-4.0, 3.0)
 
-    def at(self, z: Real) -> Real:
+    def constrain(self, z: Real) -> Real:
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
-    def z_of(self, value: Real) -> Real:
-        share = np.clip(self.share(value), _END_SHARE, 1 - _END_SHARE)
-        return np.log(share / (1 - share))
+    def unconstrain(self, value: Real) -> Real:
+        fraction = np.clip(self.fraction(value), _END_FRACTION, 1 - _END_FRACTION)
+        return np.log(fraction / (1 - fraction))
 
 
 @_domain
 class Between(_Interval):
     """A closed interval: x = (low + high)/2 + (high - low)/2 sin z, one to one for |z| <= pi/2."""
 
-    def at(self, z: Real) -> Real:
+    def constrain(self, z: Real) -> Real:
         # sin^2 of the half angle keeps the digits of the distance from an end.
         return self.low + (self.high - self.low) * namespace(z).sin(z / 2 + np.pi / 4) ** 2
 
-    def z_of(self, value: Real) -> Real:
-        return 2 * np.arcsin(np.sqrt(np.clip(self.share(value), *_START_SHARES))) - np.pi / 2
+    def unconstrain(self, value: Real) -> Real:
+        return 2 * np.arcsin(np.sqrt(np.clip(self.fraction(value), *_START_FRACTIONS))) - np.pi / 2
 
 
 @_domain
 class LogBetween(_Interval):
     """A closed interval of positive numbers: log x is ``Between`` the logarithms of its ends."""
 
-    def at(self, z: Real) -> Real:
+    def constrain(self, z: Real) -> Real:
         xp = namespace(z, self.low)
-        return xp.exp(self._logarithms(xp).at(z))
+        return xp.exp(self._logarithms(xp).constrain(z))
 
     def _logarithms(self, xp: ModuleType) -> Between:
         return Between(xp.log(self.low), xp.log(self.high))
 
-    def share(self, value: Real) -> Real:
+    def fraction(self, value: Real) -> Real:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._logarithms(np).share(np.log(value))
+            return self._logarithms(np).fraction(np.log(value))
 
-    def z_of(self, value: Real) -> Real:
-        return self._logarithms(np).z_of(np.log(value))
+    def unconstrain(self, value: Real) -> Real:
+        return self._logarithms(np).unconstrain(np.log(value))
 
 
 @_domain
@@ -160,11 +159,11 @@ class Ordered(Domain):
     high: Real
     span: tuple[float, float] = (-1.3, 1.3)
 
-    def at(self, z: Real) -> Real:
-        return namespace(z, self.low).cumsum(LogBetween(self.low, self.high).at(z), axis=-1)
+    def constrain(self, z: Real) -> Real:
+        return namespace(z, self.low).cumsum(LogBetween(self.low, self.high).constrain(z), axis=-1)
 
-    def z_of(self, value: Real) -> Real:
-        return LogBetween(self.low, self.high).z_of(np.diff(value, prepend=0.0))
+    def unconstrain(self, value: Real) -> Real:
+        return LogBetween(self.low, self.high).unconstrain(np.diff(value, prepend=0.0))
 
     def __contains__(self, value: Real) -> bool:
         return np.diff(value, prepend=0.0) in LogBetween(self.low, self.high)
@@ -173,20 +172,20 @@ class Ordered(Domain):
         return LogBetween(self.low, self.high).is_at_end(np.diff(value, prepend=0.0))
 
 
-def values(domains: dict[str, Domain], z: RealArray) -> dict[str, Any]:
+def constrain(domains: dict[str, Domain], z: RealArray) -> dict[str, Real]:
     """Return the parameters at z, of shape (..., n)."""
     parameters, start = {}, 0
     for name, domain in domains.items():
         end = start + domain.size
-        parameters[name] = domain.at(z[..., start:end] if domain.count else z[..., start])
+        parameters[name] = domain.constrain(z[..., start:end] if domain.count else z[..., start])
         start = end
     return parameters
 
 
-def point(domains: dict[str, Domain], parameters: dict[str, Real]) -> np.ndarray:
-    """Return z, of shape (n,), of the parameters; see ``Domain.z_of``."""
-    places = (np.atleast_1d(domain.z_of(np.asarray(parameters[name]))) for name, domain in domains.items())
-    return np.concatenate([np.zeros(0), *places])
+def unconstrain(domains: dict[str, Domain], parameters: dict[str, Real]) -> np.ndarray:
+    """Return z, of shape (n,), of the parameters; see ``Domain.unconstrain``."""
+    z = (np.atleast_1d(domain.unconstrain(np.asarray(parameters[name]))) for name, domain in domains.items())
+    return np.concatenate([np.zeros(0), *z])
 
 
 def starts(domains: dict[str, Domain], count: int) -> np.ndarray:
@@ -200,5 +199,5 @@ def starts(domains: dict[str, Domain], count: int) -> np.ndarray:
     ratio = 2.0
     for _ in range(40):
         ratio = (1 + ratio) ** (1 / (n + 1))
-    shares = (steps + 0.5) / count if n == 1 else (0.5 + steps / ratio ** np.arange(1, n + 1)) % 1.0
-    return spans[:, 0] + (spans[:, 1] - spans[:, 0]) * shares
+    fractions = (steps + 0.5) / count if n == 1 else (0.5 + steps / ratio ** np.arange(1, n + 1)) % 1.0
+    return spans[:, 0] + (spans[:, 1] - spans[:, 0]) * fractions

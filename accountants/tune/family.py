@@ -56,20 +56,20 @@ class Family(abc.ABC):
         return self.epsilon, self.delta
 
     @abc.abstractmethod
-    def build(self, free: dict[str, Real]) -> Member:
+    def build(self, params: dict[str, Real]) -> Member:
         """Return the mechanism, as precise as a search needs it; what the budget determines is solved for.
 
         Numbers are plain, or traced by JAX where several parameters are free or there are many budgets. A NaN in the
         mechanism, or for plain numbers a ValueError, means that no mechanism with these parameters meets the budget.
         """
 
-    def certified_member(self, free: dict[str, Real]) -> Member:
+    def certified_member(self, params: dict[str, Real]) -> Member:
         """Return the mechanism from plain numbers, rounded conservatively; its claim is the budget."""
-        return self.build(free)
+        return self.build(params)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         """Return every parameter of a member by its name in the constructor, those solved for too."""
-        return dict(free)
+        return dict(params)
 
     def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
         """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
@@ -88,13 +88,13 @@ class Family(abc.ABC):
         """Return what a member's release may spend of a budget that several meet together."""
         return 0.0
 
-    def build_near(self, free: dict[str, Real], solved: Real) -> Member:
+    def build_warm_started(self, params: dict[str, Real], solved: Real) -> Member:
         """Return what ``build`` does. Of several releases it starts to solve at ``solved``, if positive."""
-        return self.build(free)
+        return self.build(params)
 
-    def certified_member_near(self, free: dict[str, Real], solved: float) -> Member:
+    def certified_member_warm_started(self, params: dict[str, Real], solved: float) -> Member:
         """Return the ``certified_member`` whose ``solved_budget`` is known but for rounding."""
-        return self.certified_member(free)
+        return self.certified_member(params)
 
     @property
     def needs_second_search(self) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.calibrate.composed import conservative_parameter, with_own_claim
+from accountants.calibrate.composed import conservative_parameter, with_release_claim
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError
 from accountants.guarantee import Guarantee
@@ -30,6 +30,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.tabulated import Tabulated
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import MAX_EXPONENT
 from dpkernels.solve import NotPrivateError
 
 __all__ = ["FreeForm", "free_form"]
@@ -43,7 +44,7 @@ _MIN_SPREAD = 1e-3  # Of a tilted loss, in units of the largest one.
 _MIN_LAST_FALL = 1e-6  # The least fall to the last cell, as the density beyond has to fall.
 _MAX_TILT_STEPS = 60  # The most steps for a tilt.
 _MAX_TEMPERATURE_STEPS = 100  # The most steps for a temperature.
-_WORST = 700.0  # The log of the variance of falls that have no temperature on the budget.
+_WORST = MAX_EXPONENT  # The log of the variance of falls that have no temperature on the budget.
 _TEMPERATURE_TOLERANCE = 1e-10  # The error to which the log of a temperature is solved.
 _LOG_DELTA_TOLERANCE = 1e-3  # The most that log delta may be off where it is steep in that log.
 _STEEP_LOG_DELTA = 1e3  # With a steeper slope noise is nearly pure, and delta, not its log, is linear.
@@ -165,7 +166,9 @@ def _certified(
     upper = RigorousBounds(releases(t)).upper_delta(named.epsilon)
     if not upper <= delta:
         raise NotPrivateError(f"delta: the table found has {upper:g} at epsilon {named.epsilon:g}, above {delta:g}")
-    mechanism = with_own_claim(Additive(member(t).rescale(float(sensitivity)), float(sensitivity)), delta / named.count)
+    mechanism = with_release_claim(
+        Additive(member(t).rescale(float(sensitivity)), float(sensitivity)), delta / named.count
+    )
     value = float(mechanism.noise.variance)
     gap = float(named.mechanism.noise.variance) / value - 1
     return FreeForm(mechanism, value, gap, named, named.epsilon, upper, named.count, start, steps)
@@ -294,6 +297,6 @@ class Descent:
                 break
             # Losses are bounded: where they hardly exceed eps/k the saddle point is far out.
             self.tilt = min(
-                max(self.tilt - change, self.tilt / 3, 1e-3), 3 * self.tilt + 1, 700 / max(loss.max(), 1e-9)
+                max(self.tilt - change, self.tilt / 3, 1e-3), 3 * self.tilt + 1, MAX_EXPONENT / max(loss.max(), 1e-9)
             )
         return log_m, math.sqrt(variance) + _MIN_SPREAD * abs(float(loss.max()))

@@ -60,7 +60,7 @@ def probability_within(mechanism: Member, x: Real, theta: Real) -> Real:
     return _at_valid_input(mechanism, x, mechanism.probability_within(x, theta))
 
 
-def variance_given(mechanism: Parabolic, x: RealArray) -> Real:
+def conditional_variance(mechanism: Parabolic, x: RealArray) -> Real:
     """Return Var(release | x), NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, _unbiased(mechanism).variance(x))
 
@@ -211,7 +211,7 @@ def variance_at(x: Real) -> Objective:
         ValueError: x is not finite.
     """
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
-    return Objective(variance_given, "variance", numbers=(x,), power=2, places=1)
+    return Objective(conditional_variance, "variance", numbers=(x,), power=2, places=1)
 
 
 def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
@@ -243,7 +243,7 @@ def _average_variance(mechanism: Any, edges: RealArray | None, weights: RealArra
         low, high = mechanism.input_interval
         edges = low + (high - low) * namespace(low, high, weights).linspace(0.0, 1.0, weights.size + 1)
     x = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * _NODES
-    return ((variance_given(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
+    return ((conditional_variance(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
 
 
 def absolute_error(x: Real | None = None) -> Objective:

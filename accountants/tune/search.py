@@ -115,7 +115,7 @@ class Cost:
     def _evaluate_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
         """Return the value, the solved budget, and what is missed of the constraints."""
         try:
-            member = self.family.build_near(domains.values(self.family.domains, z), self.solved)
+            member = self.family.build_warm_started(domains.constrain(self.family.domains, z), self.solved)
             value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
             values = [float(evaluate(as_objective(constraint.objective), member)) for constraint in self.constraints]
             missed = sum(map(Constraint.missed, self.constraints, values), 0.0)
@@ -154,7 +154,7 @@ def _numbers(member: Member) -> list[Real]:
 def traced_cost(family: Family, objective: Objective, z: Array, solved: Real = 0.0) -> tuple[Array, Real]:
     """Return (the cost, the solved budget) of JAX numbers, infinite where no member meets the budget; see ``Cost``."""
     TRACES.append(family.name)
-    member = family.build_near(domains.values(family.domains, z), solved)
+    member = family.build_warm_started(domains.constrain(family.domains, z), solved)
     infeasible = jnp.array([jnp.isnan(number).any() for number in _numbers(member)]).any()
     value = objective.sign * relative_to(family.unit, objective, member)
     return jnp.where(infeasible, jnp.inf, value), family.solved_budget(member)

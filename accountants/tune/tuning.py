@@ -291,8 +291,8 @@ def many(
 
 def _parameters(family: Family, z: RealArray, solved: Real) -> dict[str, Real]:
     """Return every parameter of the member at z."""
-    free = domains.values(family.domains, z)
-    return family.parameters(free, family.build_near(free, solved))
+    params = domains.constrain(family.domains, z)
+    return family.parameters(params, family.build_warm_started(params, solved))
 
 
 _traced_parameters = jax.jit(_parameters)  # Of many budgets, of which plain numbers take 20 times as long.
@@ -341,30 +341,30 @@ def _near(family: Family, start: Mapping[str, Real] | Result | None) -> SearchRe
         return None
     if not isinstance(start, Mapping | Result):
         raise TypeError(f"start: {start!r} is neither an earlier result nor free parameters by name")
-    free = dict(start.free if isinstance(start, Result) else start)
-    if free.keys() != family.domains.keys():
+    params = dict(start.free if isinstance(start, Result) else start)
+    if params.keys() != family.domains.keys():
         raise ValueError(
-            f"start: has {sorted(free)}; the free parameters of {family.name} are {sorted(family.domains)}"
+            f"start: has {sorted(params)}; the free parameters of {family.name} are {sorted(family.domains)}"
         )
     for name, domain in family.domains.items():
-        checks.within(f"start: {name}", free[name], -np.inf, np.inf, open_ends=True)
+        checks.within(f"start: {name}", params[name], -np.inf, np.inf, open_ends=True)
         shape = (domain.count,) if domain.count else ()
-        if np.shape(free[name]) != shape:
-            raise ValueError(f"start: {name} = {free[name]!r} has shape {np.shape(free[name])}; {shape} is needed")
-        if isinstance(start, Mapping) and np.asarray(free[name]) not in domain:
-            raise ValueError(f"start: {name} = {free[name]!r} is not in its domain, {domain}")
-    return SearchResult(domains.point(family.domains, free), np.inf)
+        if np.shape(params[name]) != shape:
+            raise ValueError(f"start: {name} = {params[name]!r} has shape {np.shape(params[name])}; {shape} is needed")
+        if isinstance(start, Mapping) and np.asarray(params[name]) not in domain:
+            raise ValueError(f"start: {name} = {params[name]!r} is not in its domain, {domain}")
+    return SearchResult(domains.unconstrain(family.domains, params), np.inf)
 
 
 def starting_points(family: Family, count: int | None) -> np.ndarray:
-    """Return the points of each start, neighbours where one number is free: of shape (points, starts, free)."""
-    free = sum(domain.size for domain in family.domains.values())
-    further = max(free - 1, 0)
+    """Return the points of each start, neighbours where one number is free: of shape (points, starts, n)."""
+    n = sum(domain.size for domain in family.domains.values())
+    further = max(n - 1, 0)
     chosen = (
         min(_STARTS * 4**further, _MAX_STARTS) if count is None else checks.integer_in("starts", count, 1, _MAX_ALLOWED)
     )
     points = min(_POINTS * 2 ** (further + family.needs_second_search), _MAX_POINTS)
-    return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
+    return domains.starts(family.domains, points * chosen).reshape(chosen, points, n).swapaxes(0, 1)
 
 
 def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: object) -> SearchResult:
@@ -401,8 +401,8 @@ def _by_search(
                 lowest = _search_all_starts(cost, points, turns, optimizer)
             if lowest.value == np.inf:
                 raise _infeasible(family, cost, near) from cost.refusal
-            free = domains.values(family.domains, lowest.z)
-            mechanism = family.certified_member_near(_plain(free), lowest.solved)
+            params = domains.constrain(family.domains, lowest.z)
+            mechanism = family.certified_member_warm_started(_plain(params), lowest.solved)
             values = [_value(as_objective(constraint.objective), mechanism) for constraint in wanted]
             missed = [constraint.missed(value) for constraint, value in zip(wanted, values, strict=True)]
             if not any(missed):
@@ -420,10 +420,10 @@ def _by_search(
     steps = np.array([z for z, _ in lowest.path]), np.array([value for _, value in lowest.path])
     finite = np.isfinite(steps[1])
     path = {
-        **domains.values(family.domains, steps[0][finite]),
+        **{name: np.asarray(values) for name, values in domains.constrain(family.domains, steps[0][finite]).items()},
         "objective": steps[1][finite] * _factor(family, objective) if points.size else np.array([value]),
     }
-    result = certified_result(family, objective, free, mechanism, value, path, cost.evaluations)
+    result = certified_result(family, objective, params, mechanism, value, path, cost.evaluations)
     return replace(result, values=(value, *values))
 
 
@@ -457,7 +457,7 @@ def _value(objective: Objective, mechanism: object) -> float:
 def certified_result(
     family: Family,
     objective: Objective,
-    free: dict[str, Any],
+    params: dict[str, Any],
     mechanism: Member,
     value: float,
     path: dict[str, np.ndarray],
@@ -473,9 +473,9 @@ def certified_result(
     epsilon, delta = family.verify(mechanism)
     if not np.isfinite(value):
         raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
-    parameters = _plain(family.parameters(free, mechanism))
-    free = {name: free[name] for name in family.domains if name in free}
-    ends = (name for name in free if family.domains[name].is_at_end(np.asarray(free[name])))
+    parameters = _plain(family.parameters(params, mechanism))
+    params = {name: params[name] for name in family.domains if name in params}
+    ends = (name for name in params if family.domains[name].is_at_end(np.asarray(params[name])))
     return Result(
         family=f"{family.name}, {source}" if source else family.name,
         objective=objective.name,
@@ -488,7 +488,7 @@ def certified_result(
         epsilon=epsilon,
         delta=delta,
         python=expression(mechanism) if source else family.python(mechanism, parameters),
-        free=_plain(free),
+        free=_plain(params),
         at_end=tuple(ends),
         values=(value,),
     )

@@ -144,7 +144,7 @@ def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: in
 
 @proven("filters#proof")
 def verify_rows(budgets: Sequence[Sequence[object]], charges: Iterable[Sequence[object]]) -> LedgerState:
-    """Return the statement that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
+    """Return the state that rows of a file make, or raise an ``UnsoundError`` that says what is wrong.
 
     ``budgets`` are rows of (ledger, created, epsilon, delta, head), of which there must be one. ``charges`` are rows of
     (id, time, label, epsilon, delta, voids, hash), by id; voids is empty for a charge. Each is checked against those
@@ -228,7 +228,7 @@ class Ledger:
         self._timeout = timeout
         self._seen: LedgerState | None = None
         self._made = set[tuple[int, int]]()  # processes, and the charges that they may still void
-        self.statement()
+        self.state()
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state of a copy, which cannot void what this object has charged."""
@@ -257,7 +257,7 @@ class Ledger:
         if not os.path.lexists(path):
             _make(path, budget, timeout, like)
         ledger = cls(path, timeout=timeout)
-        if (stored_budget := ledger.statement().budget) != budget:
+        if (stored_budget := ledger.state().budget) != budget:
             raise LedgerError(f"{path}: has a budget of {stored_budget}, not of {budget}; a budget cannot be changed")
         return ledger
 
@@ -266,7 +266,7 @@ class Ledger:
         """Return the numbers of the charges that this object has made and not voided."""
         return frozenset(charge for process, charge in self._made if process == os.getpid())  # not of a forked one
 
-    def statement(self) -> LedgerState:
+    def state(self) -> LedgerState:
         """Return all that it holds, verified."""
         last_seen = self._seen  # before reading: another thread may see more meanwhile
         with _transaction(self.path, "DEFERRED", self._timeout) as connection:
@@ -288,7 +288,7 @@ class Ledger:
         """
         amounts = storable(parse_charge(epsilon, delta))
         label.encode()  # a lone surrogate is no text
-        after = self._append(lambda statement: self._next(statement, label, amounts))
+        after = self._append(lambda state: self._next(state, label, amounts))
         self._made.add((os.getpid(), after.entries[-1].id))
         return after
 
@@ -299,10 +299,10 @@ class Ledger:
         """
         amounts = storable(parse_charge(epsilon, delta))
         with _transaction(self.path, "IMMEDIATE", self._timeout) as connection:
-            statement = _later(self._seen, _read(connection))
-            _write(connection, self._next(statement, "", amounts))
+            state = _later(self._seen, _read(connection))
+            _write(connection, self._next(state, "", amounts))
             connection.execute("ROLLBACK")
-        return statement
+        return state
 
     def void(self, charge: int, label: str = "") -> LedgerState:
         """Void a charge whose query has released no output and never will, so that its amounts can be charged again.
@@ -320,7 +320,7 @@ class Ledger:
         if charge not in self.voidable:
             raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
         label.encode()
-        after = self._append(lambda statement: statement.next_void(_now(), label, charge), "the charge stands")
+        after = self._append(lambda state: state.next_void(_now(), label, charge), "the charge stands")
         self._made.discard((os.getpid(), charge))
         return after
 
@@ -328,18 +328,18 @@ class Ledger:
         """Write one entry, made from what the ledger holds in the same transaction; return the ledger after it."""
         last_seen = self._seen
         with _transaction(self.path, "IMMEDIATE", self._timeout, otherwise) as connection:
-            statement = _later(last_seen, _read(connection))
-            _write(connection, new := entry(statement))
-        self._seen = after = replace(statement, entries=(*statement.entries, new))
+            state = _later(last_seen, _read(connection))
+            _write(connection, new := entry(state))
+        self._seen = after = replace(state, entries=(*state.entries, new))
         return after
 
-    def _next(self, statement: LedgerState, label: str, amounts: EpsilonDelta) -> Entry:
-        check(statement.budget, statement.spent, amounts, f"{self.path}: ")
-        return statement.next(_now(), label, amounts)
+    def _next(self, state: LedgerState, label: str, amounts: EpsilonDelta) -> Entry:
+        check(state.budget, state.spent, amounts, f"{self.path}: ")
+        return state.next(_now(), label, amounts)
 
 
 def _later(earlier: LedgerState | None, current: LedgerState) -> LedgerState:
-    """Return the statement found, or refuse it if it lacks anything that was seen before."""
+    """Return the state found, or refuse it if it lacks anything that was seen before."""
     if earlier is not None and current.ledger != earlier.ledger:
         raise UnsoundError("is now another ledger; a file with other entries has taken its name")
     if earlier is not None and current.entries[: len(earlier.entries)] != earlier.entries:

@@ -536,7 +536,7 @@ def ledger(file: Path, as_json: bool) -> None:
     """Print the budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
 
-    _print(ledgers.Report(file, ledgers.Ledger(file).statement()), as_json)
+    _print(ledgers.Report(file, ledgers.Ledger(file).state()), as_json)
 
 
 @dpkernels.command()

@@ -127,7 +127,7 @@ class LedgerAccount:
 @proven("filters#proof")
 @dataclass(frozen=True)
 class LedgerCharge:
-    """A charge that was made to a ledger, and the ledger's statement just after it."""
+    """A charge that was made to a ledger, and the ledger's state just after it."""
 
     path: Path
     price: Price
@@ -157,7 +157,7 @@ class LedgerCharge:
             why = "part of the release may already have been read"
         else:
             try:
-                if _marks(self.ledger.statement(), self.entry.id):
+                if _marks(self.ledger.state(), self.entry.id):
                     why = "a copy of the run was continued"
                 else:
                     self.ledger.void(self.entry.id, _VOID_LABEL)
@@ -211,7 +211,7 @@ def resuming(
         return
     with uninterrupted():
         ledger = Ledger(ledger_account.path)
-        state, number, cost = ledger.statement(), charge["charge"], price()
+        state, number, cost = ledger.state(), charge["charge"], price()
         entry = next((entry for entry in state.entries if entry.id == number), None)
         if state.ledger != charge["ledger"] or entry is None or entry.hash != charge["hash"]:
             raise click.UsageError(f"--resume: {ledger_account.path} does not have the charge of the killed run")
@@ -233,7 +233,7 @@ def mark(ledger: Ledger, charge: int, marks: int) -> None:
     A click.UsageError says that a copy of the run was continued, since there are not so many marks, or that the charge
     was voided: at most one copy of a run is ever complete, for a charge that stands.
     """
-    before = ledger.statement()
+    before = ledger.state()
     if _marks(before, charge) == marks and charge not in before.voided:
         after = ledger.charge(0, 0, _mark(charge))  # Another process may have been there in between.
         if _marks(after, charge) == marks + 1 and charge not in after.voided:
@@ -271,11 +271,11 @@ class Report:
     """What a ledger holds."""
 
     path: Path
-    statement: LedgerState
+    state: LedgerState
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON form; amounts are decimals, exactly."""
-        state = self.statement
+        state = self.state
         form: dict[str, object] = {"ledger": state.ledger, "created": state.created}
         for name in ("budget", "spent", "left"):
             form |= _exact(f"{name}_", getattr(state, name))
@@ -287,7 +287,7 @@ class Report:
         return form | {"charges": charges}
 
     def __str__(self) -> str:
-        state = self.statement
+        state = self.state
         path, ledger, created = map(display_name, (str(self.path), state.ledger, state.created))
         lines = [f"ledger  {path}, {ledger}, made {created}"]
         lines += [f"{name:<7} {getattr(state, name)}" for name in ("budget", "spent", "left")]

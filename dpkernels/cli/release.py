@@ -240,7 +240,7 @@ def _charge(files_ledger: LedgerAccount | None, ledger: Ledger | None, plan: Any
     """Return the charge that a release has made, if it has made one."""
     if files_ledger is None or ledger is None or not ledger.voidable:
         return None
-    state = ledger.statement()
+    state = ledger.state()
     after = replace(state, entries=state.entries[: max(ledger.voidable)])
     return LedgerCharge(files_ledger.path, Price(plan.cost, None, 1), after, ledger)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpkernels.batches import Batchable, each_entry
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, as_of, floating, like, namespace, vanishing
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, cast_like, floating, namespace, number_like, vanishing
 from dpkernels.pytrees import tree_leaves
 
 # The probabilities beyond the ends of the intervals over which a general density is integrated.
@@ -174,8 +174,8 @@ class Distribution(Noise):
         points = xp.sort(xp.concatenate([points, *map(xp.atleast_1d, (self.knots, *self.edges, 0.0))]))
         ends = xp.clip(points, *(xp.asarray(end)[..., None] for end in (a, b)))
         width = xp.diff(ends)[..., None]
-        z = ends[..., :-1, None] + width * like(GAUSS_LEGENDRE[0], ends)
-        return (width * like(GAUSS_LEGENDRE[1], ends) * z**power * self.prob(z)).sum((-2, -1))
+        z = ends[..., :-1, None] + width * cast_like(GAUSS_LEGENDRE[0], ends)
+        return (width * cast_like(GAUSS_LEGENDRE[1], ends) * z**power * self.prob(z)).sum((-2, -1))
 
     @property
     def quantiles(self) -> RealArray:
@@ -183,7 +183,7 @@ class Distribution(Noise):
         numbers = tree_leaves(self)
         xp = namespace(*numbers)
         dtype = xp.result_type(*(floating(leaf) for leaf in numbers))
-        tails = like(_TAILS[4 * float(xp.finfo(dtype).tiny) < _TAILS], xp.zeros((), dtype))
+        tails = cast_like(_TAILS[4 * float(xp.finfo(dtype).tiny) < _TAILS], xp.zeros((), dtype))
         is_lower = np.ones(len(tails), bool)
         low, high = self.inverse(tails, is_lower), self.inverse(tails, ~is_lower)
         return xp.concatenate([low[::-1], high[1:]])
@@ -272,7 +272,7 @@ class Symmetric(Distribution):
         return xp.where(a >= 0, tail_a - tail_b, xp.where(b <= 0, tail_b - tail_a, two_sided))
 
     def moment(self, power: int, a: Real, b: Real) -> Any:
-        a, b = (floating(as_of(z, *tree_leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
+        a, b = (floating(number_like(z, *tree_leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
         xp = namespace(a, b)
         spans_zero, b_is_outer, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
         inner, outer = xp.where(b_is_outer, a, b), xp.where(b_is_outer, b, a)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, like, namespace, ndtri, special_functions
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, cast_like, namespace, ndtri, special_functions
 from dpkernels.pytrees import pytree
 
 _ROOT = math.sqrt(2 * math.pi)  # sqrt(2 pi).
@@ -82,6 +82,6 @@ def _interval_moment(power: int, m: Real, w: Real) -> Real:
     if power == 0:
         series = 1 + (c**2 - 1) * w**2 / 24 + (c**4 - 6 * c**2 + 3) * w**4 / 1920
         return xp.where(w * (1 + c) < 0.02, w * _density(c) * series, difference)
-    nodes, weights = (like(array, w) for array in GAUSS_LEGENDRE)
+    nodes, weights = (cast_like(array, w) for array in GAUSS_LEGENDRE)
     t = xp.expand_dims(m, -1) + xp.expand_dims(w, -1) * nodes
     return xp.where(w < 1, w * (weights * t**2 * _density(t)).sum(-1), difference)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import PiecewiseExponential
-from dpkernels.numerics import Real, RealArray, as_of, exponential_moment, floating, log1p_over, namespace
+from dpkernels.numerics import Real, RealArray, exponential_moment, floating, log1p_over, namespace, number_like
 from dpkernels.pytrees import pytree
 
 
@@ -96,7 +96,7 @@ class MergedLaplace(PiecewiseExponential):
 
     def _segments(self) -> list[tuple[Real, Real, Real, Real]]:
         """Return (start, end, rate, F) of every segment."""
-        level, infinity = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
+        level, infinity = (number_like(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
         segments, start = [], 0 * level
         for end, rate in zip((*self.breaks, infinity), self.rates, strict=True):
             segments.append((start, end, rate, level))
@@ -121,7 +121,7 @@ class MergedLaplace(PiecewiseExponential):
 
     @property
     def _norm(self) -> Real:
-        zero, infinity = (as_of(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
+        zero, infinity = (number_like(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
         return 2 * self._unscaled_moment(0, zero, infinity)
 
     def partial_moment(self, power: int, lower: Real, upper: Real) -> Real:
@@ -156,7 +156,7 @@ class MergedLaplace(PiecewiseExponential):
     def tail(self, z: Real) -> Real:
         parameters = (*self.rates, *self.breaks)
         if namespace(z, *parameters) is not np or any(np.ndim(parameter) for parameter in parameters):
-            return self.partial_moment(0, z, as_of(np.inf, *parameters))
+            return self.partial_moment(0, z, number_like(np.inf, *parameters))
         # Of plain numbers only the segment that contains z is evaluated, and later ones are added up once.
         start, end, rate, level = self._columns(np)
         later_tail = np.append(np.cumsum((level * exponential_moment(0, start, rate, end - start))[:0:-1])[::-1], 0.0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
+from dpkernels.numerics import Real, RealArray, floating, log_or_minus_inf, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -66,7 +66,7 @@ class Reweighted(Distribution):
         return self.inside_mass / self.total
 
     def log_prob(self, z: Real) -> Real:
-        weight = log_or_never(self._step(floating(z)))
+        weight = log_or_minus_inf(self._step(floating(z)))
         return self.kernel.log_prob(z) + weight - namespace(weight).log(self.total)
 
     def _step(self, z: Real) -> Real:

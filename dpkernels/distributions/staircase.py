@@ -9,7 +9,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import MAX_EXPONENT, Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
 # A number of periods that has at least a share 1 - 1/e of the mass, down to the smallest eps, 0.01.
@@ -151,7 +151,7 @@ class Staircase(Symmetric):
     @property
     def knots(self) -> RealArray:
         """Return all steps with a tail above 1e-300. Their number depends on eps, which JAX must not trace."""
-        return self.steps(int(700 / float(self.epsilon)) + 2)
+        return self.steps(int(MAX_EXPONENT / float(self.epsilon)) + 2)
 
     def steps(self, periods: int) -> RealArray:
         """Return the steps of this many periods on either side of 0, increasing."""

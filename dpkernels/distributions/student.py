@@ -11,7 +11,16 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
 from dpkernels.jax_on_use import custom_jvp
-from dpkernels.numerics import Real, RealArray, floating, like, namespace, ndtri, special_functions, without_derivative
+from dpkernels.numerics import (
+    Real,
+    RealArray,
+    cast_like,
+    floating,
+    namespace,
+    ndtri,
+    special_functions,
+    without_derivative,
+)
 from dpkernels.pytrees import pytree
 
 
@@ -101,7 +110,7 @@ class Student(Symmetric):
         """Return the quantiles at unit scale, as plain numbers, times the scale."""
         if isinstance(self.scale, float):
             return super().quantiles
-        return self.scale * like(Student(1.0, self.degrees).quantiles, floating(self.scale))
+        return self.scale * cast_like(Student(1.0, self.degrees).quantiles, floating(self.scale))
 
     @property
     def mean(self) -> Real:

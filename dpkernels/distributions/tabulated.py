@@ -10,7 +10,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import PiecewiseExponential
-from dpkernels.numerics import Real, RealArray, floating, like, namespace
+from dpkernels.numerics import Real, RealArray, cast_like, floating, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -70,7 +70,7 @@ class Tabulated(PiecewiseExponential):
     def log_prob(self, z: Real) -> Real:
         (t, cell), (logs, _) = self._cell_position(z), self._table
         xp = namespace(t, self.width)
-        return like(logs, t)[cell] - self.fall * xp.maximum(t - self.cells, 0.0) - xp.log(self.width)
+        return cast_like(logs, t)[cell] - self.fall * xp.maximum(t - self.cells, 0.0) - xp.log(self.width)
 
     def score(self, z: Real) -> RealArray:
         t, _ = self._cell_position(z)
@@ -80,7 +80,9 @@ class Tabulated(PiecewiseExponential):
     def tail(self, z: Real) -> Real:
         (t, cell), (logs, tails) = self._cell_position(z), self._table
         xp = namespace(t)
-        cell_tail = like(tails, t)[cell + 1] + xp.exp(like(logs, t)[cell]) * (cell + 1 - xp.minimum(t, self.cells))
+        cell_tail = cast_like(tails, t)[cell + 1] + xp.exp(cast_like(logs, t)[cell]) * (
+            cell + 1 - xp.minimum(t, self.cells)
+        )
         return xp.where(t < self.cells, cell_tail, tails[-1] * xp.exp(-self.fall * xp.maximum(t - self.cells, 0.0)))
 
     def lower_inverse(self, u: Real) -> Real:
@@ -88,8 +90,8 @@ class Tabulated(PiecewiseExponential):
         xp = namespace(u)
         is_lower = u < 0.5
         tail = xp.where(is_lower, u, 1 - u)
-        cell = xp.clip(self.cells - xp.searchsorted(like(tails[:0:-1], tail), tail), 0, self.cells - 1)
-        cell_position = cell + 1 - (tail - like(tails, tail)[cell + 1]) * xp.exp(-like(logs, tail)[cell])
+        cell = xp.clip(self.cells - xp.searchsorted(cast_like(tails[:0:-1], tail), tail), 0, self.cells - 1)
+        cell_position = cell + 1 - (tail - cast_like(tails, tail)[cell + 1]) * xp.exp(-cast_like(logs, tail)[cell])
         is_positive = tail > 0
         # The mass beyond the last cell may be below the floats, and then no tail is.
         last_tail = max(tails[-1], np.finfo(np.float64).tiny)

@@ -11,11 +11,11 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.batches import Batchable, check_fits
 from dpkernels.jax_on_use import Array, jax, jit, jnp
-from dpkernels.numerics import Real, RealArray, floating, like, log_or_never, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, cast_like, floating, log_or_minus_inf, namespace, unless_nan
 from dpkernels.pytrees import tree_leaves
 from dpkernels.random.keys import simulation_key_of
 from dpkernels.random.uniforms import uniforms
-from dpkernels.solve import found_roots, invert_increasing
+from dpkernels.solve import differentiable_roots, invert_increasing
 
 # How far a report may be from its atom, in units of rounding.
 _ROUNDING_UNITS = 16
@@ -105,7 +105,7 @@ class Mechanism(Batchable, abc.ABC):
         low, high = self.input_interval
         is_valid = (x >= low) & (x <= high)
         xp = namespace(is_valid, low)
-        x = xp.where(is_valid, x, like(xp.asarray(low), x))
+        x = xp.where(is_valid, x, cast_like(xp.asarray(low), x))
         is_host = namespace(u, x, *tree_leaves(self)) is np
         y = self._icdf(u, x) if is_host else _reparameterised_reports(self, u, x, inverse=True)
         return namespace(y, is_valid).where(is_valid, y, np.nan)
@@ -209,7 +209,7 @@ class Local(Mechanism):
 
     def log_prob(self, y: Real, x: Real) -> Real:
         mass, density = self.mass(y, x), self.pdf(y, x)
-        return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
+        return unless_nan(log_or_minus_inf(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
     def _icdf(self, u: Real, x: Real) -> RealArray:
         """Keep rounding from the ends of the output interval."""
@@ -293,4 +293,4 @@ def _reparameterised_reports(mechanism: Mechanism, u: Real, x: Real, inverse: bo
         on_atom = jnp.any(abs(y - atoms) <= _ROUNDING_UNITS * np.finfo(y.dtype).eps * abs(atoms), axis=0)
         return jnp.where(on_atom, 0.0, density)
 
-    return found_roots(excess, (traced_leaves, u, x), reports, density)
+    return differentiable_roots(excess, (traced_leaves, u, x), reports, density)

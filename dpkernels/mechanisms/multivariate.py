@@ -13,7 +13,7 @@ from dpkernels.decimals import shortest
 from dpkernels.jax_on_use import Array, jax, jit, jnp
 from dpkernels.mechanisms.additive import check_shape
 from dpkernels.mechanisms.base import METHODS, Bounded, as_array, sample_from, with_sample_shape
-from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
+from dpkernels.numerics import Real, RealArray, floating, log_or_minus_inf, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import simulation_key_of
@@ -116,7 +116,7 @@ class Multivariate:
         z = namespace(z, unit_atoms).where(is_atom.any(0), (is_atom * unit_atoms).sum(0) / is_atom.sum(0).clip(1), z)
         mass, density = self.coordinate.mass(z, unit_inputs), self.coordinate.pdf(z, unit_inputs) / (self._half * rate)
         # The log likelihood of every coordinate as one of a run.
-        log_likelihoods = log_or_never(namespace(mass, density).where(mass > 0, mass, density))
+        log_likelihoods = log_or_minus_inf(namespace(mass, density).where(mass > 0, mass, density))
         xp, s = namespace(log_likelihoods), self.sampled
         # The middle is compared as it is rounded in the reports' type.
         is_middle = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
@@ -127,7 +127,7 @@ class Multivariate:
         largest = xp.where(is_run, by_run, -xp.inf).max(-1)
         offset = xp.where(largest > -xp.inf, largest, 0.0)
         likelihoods = xp.where(is_run, xp.exp(xp.where(is_run, by_run - offset[..., None], 0.0)), 0.0)
-        return offset + log_or_never(likelihoods.mean(-1))
+        return offset + log_or_minus_inf(likelihoods.mean(-1))
 
     def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""

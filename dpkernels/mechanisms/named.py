@@ -38,7 +38,7 @@ from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, elementary, namespace, ndtr, ndtri, plain
+from dpkernels.numerics import Real, elementary, float_if_scalar, namespace, ndtr, ndtri
 from dpkernels.solve import MARGINS, first_feasible, floats_from, root
 
 WINDOWS: dict[str, Window] = {kind.name: kind() for kind in Window.kinds() if kind.name}
@@ -210,7 +210,7 @@ def multivariate(
     s = checks.integer_in("sampled", sampled, 1, d)
     inner = MECHANISMS[coordinate](epsilon=_budget_share(epsilon, s), lower=-1.0, upper=1.0)
     low, high = (end if checks.concrete(end) is None else np.asarray(end, np.float64)[()] for end in (lower, upper))
-    return Multivariate(inner, plain(low), plain(high), d, s)
+    return Multivariate(inner, float_if_scalar(low), float_if_scalar(high), d, s)
 
 
 def _budget_share(epsilon: Any, count: int) -> Real:
@@ -294,7 +294,7 @@ def analytic_sigma(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     checks.within("delta", delta, 1e-300, 1.0)
     checks.below_one("delta", delta)
     checks.sensitivity(sensitivity)
-    checks.one_batch(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+    checks.broadcastable(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
     if has_axes(epsilon, delta, sensitivity):
         return entrywise(analytic_sigma, epsilon, delta, sensitivity)
     # There P(A) - e^eps Q(A) = (1 + delta)/2 for A = {z < a/2}.
@@ -532,4 +532,4 @@ def _cells(sensitivity: Real, step: Real) -> Real:
 def _check(epsilon: Real, sensitivity: Real) -> None:
     checks.epsilon(epsilon)
     checks.sensitivity(sensitivity)
-    checks.one_batch(epsilon=epsilon, sensitivity=sensitivity)
+    checks.broadcastable(epsilon=epsilon, sensitivity=sensitivity)

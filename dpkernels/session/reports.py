@@ -19,6 +19,7 @@ from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.packed import digest_of, with_references, without_references
 from dpkernels.exact.registry import Certificate
+from dpkernels.numerics import MAX_EXPONENT
 from dpkernels.session.results import Result
 from dpkernels.session.run import Part
 from dpkernels.session.statistics import Statistic
@@ -66,7 +67,7 @@ def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, ne
             lines.append(f"  {part.label}: {cost}; {noise}")
     replaced = f"epsilon {format_amount(2 * spent.epsilon)}"
     if spent.delta:
-        replaced += f" and delta {float(spent.delta) * (1 + math.exp(min(float(spent.epsilon), 700.0))):.3g}"
+        replaced += f" and delta {float(spent.delta) * (1 + math.exp(min(float(spent.epsilon), MAX_EXPONENT))):.3g}"
     version = importlib.metadata.version("dpkernels")
     private = f"({format_amount(spent.epsilon)}, {format_amount(spent.delta)})"
     return "\n".join(

@@ -170,7 +170,7 @@ class Session:
         """Return the budget of this session and that of the ledger, as far as there are any, with what is left."""
         budgets = [] if self._filter is None else [(self._filter.budget, self._filter.left)]
         if self._ledger is not None:
-            statement = self._ledger.statement()
+            statement = self._ledger.state()
             budgets.append((statement.budget, statement.left))
         return budgets
 
@@ -493,7 +493,7 @@ class Session:
 
     def to_dict(self, *, confidence: float = 0.95) -> JsonObject:
         """Return results, intervals, certificates and charges as JSON, which ``save`` writes."""
-        ledger = None if self._ledger is None else self._ledger.statement().ledger
+        ledger = None if self._ledger is None else self._ledger.state().ledger
         saved = reports.to_dict(self._entries, self.spent, self.neighbouring, ledger, confidence)
         return dict(json.loads(json.dumps(saved, default=lambda number: number.item())))
 

@@ -11,19 +11,19 @@ requirement reads excess(x, parameters) <= 0. An x that meets it is feasible. A 
 """
 
 from dpkernels.solve.base import Function, promote, while_loop
-from dpkernels.solve.implicit import found_roots, newton, root
+from dpkernels.solve.implicit import differentiable_roots, newton, root
 from dpkernels.solve.minima import (
     bounded_minimum,
     convex_root,
     first_root,
     maximum_between,
-    maximum_on,
     minimum,
-    minimum_near_grid,
+    minimum_and_value_on_grid,
     minimum_on_grid,
-    shares_with_ends,
+    refined_maximum,
     smooth_minimum,
     turning_points,
+    unit_grid_dense_at_ends,
 )
 from dpkernels.solve.roots import bisect, falling_root, invert_increasing, invert_smooth, rising_root
 from dpkernels.solve.rounding import MARGINS, NotPrivateError, conservative_root, first_feasible, floats_from
@@ -36,24 +36,24 @@ __all__ = [
     "bounded_minimum",
     "conservative_root",
     "convex_root",
+    "differentiable_roots",
     "falling_root",
     "first_feasible",
     "first_root",
     "floats_from",
-    "found_roots",
     "invert_increasing",
     "invert_smooth",
     "maximum_between",
-    "maximum_on",
     "minimum",
-    "minimum_near_grid",
+    "minimum_and_value_on_grid",
     "minimum_on_grid",
     "newton",
     "promote",
+    "refined_maximum",
     "rising_root",
     "root",
-    "shares_with_ends",
     "smooth_minimum",
     "turning_points",
+    "unit_grid_dense_at_ends",
     "while_loop",
 ]

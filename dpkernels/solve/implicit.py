@@ -14,7 +14,7 @@ from dpkernels.jax_on_use import Array, custom_jvp, jax, jnp
 from dpkernels.numerics import Boolean, Real, namespace
 from dpkernels.pytrees import PyTree
 from dpkernels.solve.base import Function, promote, while_loop
-from dpkernels.solve.roots import NEWTON_STEPS, narrow_bracket, root_near
+from dpkernels.solve.roots import NEWTON_STEPS, narrow_bracket, secant_root
 
 _MAX_HALVINGS = 2200  # Between any two floats in 64 bits there are fewer bisections.
 
@@ -58,11 +58,13 @@ def newton(
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
         low, high = map(float, ends)
-        return root_near(lambda x: falling(x, parameters), float(start), low, high, tolerance, longest, clip)
+        return secant_root(lambda x: falling(x, parameters), float(start), low, high, tolerance, longest, clip)
     return implicit_root(_Newton(tolerance, longest, clip), falling, parameters, (start, ends))
 
 
-def found_roots(residual: Function, parameters: PyTree, find: Callable[[PyTree], Array], slope: Function) -> Array:
+def differentiable_roots(
+    residual: Function, parameters: PyTree, find: Callable[[PyTree], Array], slope: Function
+) -> Array:
     """Return the roots that ``find`` gives for JAX parameters, with the derivatives of the implicit rule; elementwise.
 
     ``slope`` gives the derivatives of ``residual`` by x. Where the slope is 0 the roots' derivatives are NaN.
@@ -121,7 +123,7 @@ def _along(gradient: PyTree, tangents: PyTree) -> Any:
 
 @dataclass(frozen=True)
 class _Found(Method):
-    """Roots that ``find`` gives; see ``found_roots``."""
+    """Roots that ``find`` gives; see ``differentiable_roots``."""
 
     moves_where_flat: ClassVar[bool] = True
 

@@ -77,7 +77,9 @@ def bounded_minimum(function: Callable[[float], float], low: float, high: float,
     return float(result.x), float(result.fun)
 
 
-def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xatol: float) -> tuple[float, float]:
+def minimum_and_value_on_grid(
+    function: Callable[[float], float], grid: np.ndarray, xatol: float
+) -> tuple[float, float]:
     """Return (x, value) where a function of plain numbers is lowest, around the best point of a grid."""
     values = [function(float(x)) for x in grid]
     best = int(np.argmin(values))
@@ -220,14 +222,14 @@ def minimum_on_grid(function: Function, parameters: PyTree, grid: RealArray, *, 
     """Return where a smooth function is lowest, around the best point of a grid; not differentiated."""
     parameters, grid = promote(parameters, grid)
     if namespace(grid) is np:
-        return minimum_near_grid(lambda x: function(x, parameters), np.asarray(grid), xatol)[0]
+        return minimum_and_value_on_grid(lambda x: function(x, parameters), np.asarray(grid), xatol)[0]
     parameters, grid = jax.lax.stop_gradient((parameters, grid))
     lowest = jnp.argmin(map_over(lambda x: function(x, parameters), grid))
     ends = grid[jnp.maximum(lowest - 1, 0)], grid[jnp.minimum(lowest + 1, grid.size - 1)]
     return minimum(function, parameters, *ends, rtol=1e-9)
 
 
-def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
+def refined_maximum(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
     """Return the largest value, on the interval that dense ``points`` span, of a NumPy function smooth between them."""
     best = -np.inf
     for _ in range(4):
@@ -312,7 +314,7 @@ class _Interior(Method):
         return jnp.where(inside, bend, 0.0), moved
 
 
-def shares_with_ends(count: int) -> np.ndarray:
+def unit_grid_dense_at_ends(count: int) -> np.ndarray:
     """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones ever nearer to both ends."""
     near = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
     return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))

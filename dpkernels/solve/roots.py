@@ -162,7 +162,7 @@ def _with_known_values(function: Callable[[float], float], known: dict[float, fl
     return lambda x: known[x] if x in known else function(x)
 
 
-def root_near(
+def secant_root(
     falling: Callable[[float], float], x: float, low: float, high: float, tolerance: float, longest: float, clip: bool
 ) -> float:
     """Return the root of a falling function near x; see ``implicit.newton``."""

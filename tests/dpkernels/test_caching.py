@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from dpkernels.caching import bounded_cache, memory_of
+from dpkernels.caching import bounded_cache, memory_size
 from dpkernels.exact import registry
 
 
@@ -55,12 +55,12 @@ def test_memory_is_estimated(make):
     gc.collect()
     allocated = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert allocated / 2 < memory_of(value) < 2 * allocated
+    assert allocated / 2 < memory_size(value) < 2 * allocated
 
 
 def test_what_views_share_is_counted_once():
     whole = np.zeros(1000)
-    assert 8000 <= memory_of([whole, whole[:500], whole[500:], whole.view("u8")]) < 9000
+    assert 8000 <= memory_size([whole, whole[:500], whole[500:], whole.view("u8")]) < 9000
 
 
 def test_noise_of_many_scales_takes_bounded_memory(monkeypatch):

@@ -314,10 +314,10 @@ def test_a_minimum_near_a_grid_is_global_where_the_grid_sees_it(place):
     def two(x):
         return min((x - place) ** 2, (x - place - 0.7) ** 2 + 0.1)
 
-    x, _ = solve.minimum_near_grid(two, np.linspace(-1.5, 2.0, 40), xatol=1e-9)
+    x, _ = solve.minimum_and_value_on_grid(two, np.linspace(-1.5, 2.0, 40), xatol=1e-9)
     assert x == pytest.approx(place, abs=1e-6)
     grid = np.linspace(0.0, 1.0, 5)
-    assert solve.minimum_near_grid(lambda x: float(x != 0.5), grid, xatol=1e-9) == (0.5, 0.0)
+    assert solve.minimum_and_value_on_grid(lambda x: float(x != 0.5), grid, xatol=1e-9) == (0.5, 0.0)
 
 
 @pytest.mark.lengthy
@@ -330,7 +330,7 @@ def test_maxima_of_both_kinds_agree(place, x64):
         return p - (v - place) ** 2 + xp.maximum(0.0, v - 0.5)
 
     fine = np.linspace(0.0, 1.0, 2049)
-    plain = solve.maximum_on(lambda v: function(v, 1.3), fine)
+    plain = solve.refined_maximum(lambda v: function(v, 1.3), fine)
     assert plain == pytest.approx(function(fine, 1.3).max(), rel=1e-6)
     knots = jnp.array([0.0, 0.5, 1.0])
     value, slope = jax.value_and_grad(lambda p: solve.maximum_between(function, p, knots))(1.3)

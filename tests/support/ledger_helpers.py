@@ -59,7 +59,7 @@ READ_ONLY = """
 folder = sys.argv[1]
 if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)
-found = [len(Ledger(folder + "/a").statement().entries)]
+found = [len(Ledger(folder + "/a").state().entries)]
 for name in "ab":
     try: Ledger.create(folder + "/" + name, 1, 1e-6).charge(0.1)
     except LedgerError as error: found.append(str(error))
@@ -76,7 +76,7 @@ def sql(path: Path, *lines: str) -> None:
 
 def forged(path: Path, *prices: str) -> None:
     """A ledger whose hashes are right, of a forger who knows how they are made."""
-    start = Ledger.create(path, 1).statement()
+    start = Ledger.create(path, 1).state()
     head = start.head
     for number, price in enumerate(prices, 1):
         head = ledger_module._hash(head, number, "", "", price, "0")

@@ -28,8 +28,8 @@ from accountants.composition.self_composed import ConvergenceError, HasTerms, Re
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
-from accountants.loss_intervals import UNIT
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
 _ORDERS = np.geomspace(1e-3, 1e5, 17)  # The orders, less 1, that are tried first.
@@ -39,7 +39,6 @@ _HALVINGS = 4  # How often the ratio of neighbouring orders is replaced by its r
 _ROUNDING = 1e-12  # More than the relative rounding errors of the terms of a bound.
 _WIDE_BRACKET = 0.05  # The relative width of the grid's bracket above which orders are tried as well.
 _MIN_DELTA = 1e-290  # Upper bounds of delta up to this are kept: they are close to the least floats.
-_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _STEP = 0.02  # The step of a grid times the order: its spread adds at most 0.02^2/8 to a moment, relatively.
 _MIN_CELLS = 1 << 14  # The fewest cells of a grid,
 _MAX_CELLS = 1 << 16  # and the most.
@@ -68,7 +67,7 @@ def delta_of_orders(guarantee: HasTerms, epsilon: float) -> float:
         return sum(terms) + _ROUNDING * sum(map(abs, terms))
 
     least = _least(guarantee, log_delta)
-    return min(math.exp(max(least, -_MAX_EXPONENT)) * (1 + _ROUNDING), 1.0) if least < 0 else 1.0
+    return min(math.exp(max(least, -MAX_EXPONENT)) * (1 + _ROUNDING), 1.0) if least < 0 else 1.0
 
 
 def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
@@ -111,7 +110,7 @@ def _divergence_above(guarantee: Any, c: float) -> float:
                 float(term.count) * max(_log_moment_above(term, k, mirror, c) for k in range(len(term.pairs)))
                 for term in guarantee.terms
             ]
-            divergences.append(sum(sums) * (1 + UNIT * len(sums)) / c)
+            divergences.append(sum(sums) * (1 + UNIT_ROUNDOFF * len(sums)) / c)
     return max(divergences)
 
 
@@ -130,7 +129,7 @@ def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: 
             return _log_moment_of_gaussian(2 * mu if is_replaced else mu, c)
         if not is_replaced:  # The logarithm is convex in c, and 0 at 0.
             k = math.ceil(c)
-            return c / k * _log_moment_of_sampled(rate, mu, k + 1) * (1 + _UNITS * UNIT)
+            return c / k * _log_moment_of_sampled(rate, mu, k + 1) * (1 + _UNITS * UNIT_ROUNDOFF)
         reach, log_tail = _tail_of_replaced(rate, mu, c)
     release = term.one_release()[pair_index]
     losses = release.privacy_loss()
@@ -149,8 +148,8 @@ def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: 
             largest = float((release.mirror() if mirror else release).largest_loss())
     except (NoGridError, TypeError):  # A TypeError says that the largest loss of the pair is unknown.
         return math.inf
-    log_moment = _log_moment_of(masses, step, c, largest * (1 + _ROUNDING) + _UNITS * UNIT)
-    return float(np.logaddexp(log_moment, log_tail)) + UNIT * abs(log_moment)
+    log_moment = _log_moment_of(masses, step, c, largest * (1 + _ROUNDING) + _UNITS * UNIT_ROUNDOFF)
+    return float(np.logaddexp(log_moment, log_tail)) + UNIT_ROUNDOFF * abs(log_moment)
 
 
 def _log_moment_of(masses: Masses, step: float, c: float, largest: float) -> float:
@@ -159,7 +158,7 @@ def _log_moment_of(masses: Masses, step: float, c: float, largest: float) -> flo
     loss, mass = np.append(loss, largest), np.append(masses.mass, masses.infinite)
     has_mass = mass > 0
     size = c * float(np.abs(loss[has_mass]).max(initial=0.0))
-    return float(logsumexp(c * loss[has_mass], b=mass[has_mass])) + _UNITS * UNIT * (1 + size)
+    return float(logsumexp(c * loss[has_mass], b=mass[has_mass])) + _UNITS * UNIT_ROUNDOFF * (1 + size)
 
 
 def _log_moment_of_sampled(rate: float, mu: float, order: int) -> float:
@@ -178,8 +177,8 @@ def _log_moment_of_sampled(rate: float, mu: float, order: int) -> float:
     growth = np.log(np.where(exponent > 1, -np.expm1(-exponent), np.expm1(np.minimum(exponent, 1.0))))
     growth += np.where(exponent > 1, exponent, 0.0)
     size = log_factorial + float((np.abs(log_odds) + exponent + np.abs(growth)).max())
-    log_sum = float(logsumexp(log_choices + log_odds + growth)) + _UNITS * UNIT * (1 + size)
-    return float(np.logaddexp(0.0, log_sum)) * (1 + _UNITS * UNIT)
+    log_sum = float(logsumexp(log_choices + log_odds + growth)) + _UNITS * UNIT_ROUNDOFF * (1 + size)
+    return float(np.logaddexp(0.0, log_sum)) * (1 + _UNITS * UNIT_ROUNDOFF)
 
 
 def _tail_of_replaced(rate: float, mu: float, c: float) -> tuple[float, float]:
@@ -197,7 +196,7 @@ def _tail_of_replaced(rate: float, mu: float, c: float) -> tuple[float, float]:
 
 
 def _log_moment_of_gaussian(mu: float, c: float) -> float:
-    return c * (c + 1) * mu**2 / 2 * (1 + _UNITS * UNIT)
+    return c * (c + 1) * mu**2 / 2 * (1 + _UNITS * UNIT_ROUNDOFF)
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from accountants.composition.interpolation import heaviest_atoms
-from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, points_at_levels
+from accountants.loss_intervals import LOSS_UNITS, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_intervals
-from dpkernels.numerics import Real, gauss_legendre
+from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF, Real, gauss_legendre
 from dpkernels.proven import proven
-from dpkernels.solve import shares_with_ends, turning_points
+from dpkernels.solve import turning_points, unit_grid_dense_at_ends
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 _SAMPLES = 257  # The points of a piece at which turning points of its loss are looked for, at most.
@@ -40,14 +40,13 @@ _MAX_HALF_CELLS = 1 << 19  # More half cells than this are refused,
 _MAX_INTEGRATED_EDGES = 1 << 17  # and more edges of half cells if masses are integrals, not differences of tails.
 _UNSEEN_BY_TAILS = 1e-306  # More than the mass of p beyond the ends of pieces with known tails.
 _MASS_ERROR = 1e-12  # A bound on the relative error of the masses of atoms and of integrals.
-_SUM_ERROR = 16 * UNIT  # A bound on the relative rounding error of the sums of other masses.
+_SUM_ERROR = 16 * UNIT_ROUNDOFF  # A bound on the relative rounding error of the sums of other masses.
 _GAIN_UNITS = 8  # Roundings of a gain, relative to its mass.
 _LEVELS = 64  # The levels at which outcomes are evaluated, to choose the offset.
 _LEVEL_PANELS = 32  # The panels between two levels, of all pieces.
 _MIN_CROWDED_MASS = 0.2  # The mass within a step that decides the offset.
 _OFFSET_ABOVE = 1e-4  # How much higher, in steps, the offset is than the mean of a group with mass in the group above,
 _OFFSET_BELOW = 1e-6  # and how much lower it is otherwise.
-_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _SAME_LOSS = 1e-12  # Losses are one loss if they differ by less than this share of the largest one.
 _HEAVIEST_ATOMS = 256  # The heaviest atoms decide the offset.
 _ATOMS_ON_GRID = 32  # One of the heaviest of them is put on the grid.
@@ -138,7 +137,7 @@ class MonotonePieces:
         lower, upper = self.lower[piece], self.upper[piece]
         if self.source.inverse is not None:
             x = np.clip(self.source.inverse(level, self.number[piece]), lower, upper)
-            return x, LOSS_UNITS * UNIT * (1 + np.abs(level))
+            return x, LOSS_UNITS * UNIT_ROUNDOFF * (1 + np.abs(level))
         numbers = np.arange(len(self))
         inner = self.clip_inside(self.lower, numbers), self.clip_inside(self.upper, numbers)
         x, error = points_at_levels(self.loss, inner, level, piece)
@@ -217,7 +216,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
     lower, upper = lower[number], upper[number]
     count = int(np.clip(_TOTAL_SAMPLES // max(len(number), 1), _MIN_SAMPLES, _SAMPLES))
     inset = _INSET * (upper - lower)
-    fractions = shares_with_ends(count)
+    fractions = unit_grid_dense_at_ends(count)
     x = (lower + inset)[:, None] * (1 - fractions) + (upper - inset)[:, None] * fractions
     level = source.loss(x, number[:, None])
     infinite = np.isinf(level).all(1)
@@ -377,7 +376,7 @@ def cells_on_grid(
     integrated = len(losses.loss) > 0 or any(pieces.intervals is None for pieces in losses.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     common = max((pieces.intervals.mass_error for pieces in losses.pieces if pieces.intervals), default=0.0)
-    mass_error = max(_MASS_ERROR, LOSS_UNITS * UNIT * size) if integrated else _SUM_ERROR + common
+    mass_error = max(_MASS_ERROR, LOSS_UNITS * UNIT_ROUNDOFF * size) if integrated else _SUM_ERROR + common
     columns = [edges.split(column) for column in (*cast(Any, total[:4]), displacement, *lower)]
 
     def cells(part_index: int, first: float) -> Cells:
@@ -419,7 +418,7 @@ def _atom_contribution(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[
     mass = np.bincount(half_cell[is_inside], p[is_inside], count)
     gain = np.bincount(half_cell[is_inside], -p[is_inside] * np.expm1(start - loss[is_inside]), count)
     zeros = np.zeros(count)
-    rounding = LOSS_UNITS * UNIT * (1 + float(np.abs(loss).max(initial=0.0)))
+    rounding = LOSS_UNITS * UNIT_ROUNDOFF * (1 + float(np.abs(loss).max(initial=0.0)))
     error = rounding + 1.001 * moved if len(loss) else 0.0
     return _HalfCells(
         mass, gain, zeros, zeros, zeros, float(p[half_cell < 0].sum()), float(p[half_cell >= count].sum())
@@ -452,12 +451,13 @@ def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     start = np.concatenate([[0.0], edges.start, [0.0]])[half_cell + 1]
     # Where p and q are close the difference of both is known better than either.
     is_close = np.abs(start) < 0.5
-    growth = np.where(is_close, np.expm1(start), np.exp(np.minimum(start, _MAX_EXPONENT)))
+    growth = np.where(is_close, np.expm1(start), np.exp(np.minimum(start, MAX_EXPONENT)))
     gain = np.where(is_close, difference, p) - growth * q
     gain_error = np.where(is_close, difference_error, p_error) + np.abs(growth) * q_error
-    gain_error += _GAIN_UNITS * UNIT * (1 + np.abs(start)) * p  # Of the start, of this difference, and of groups.
+    # Of the start, of this difference, and of groups.
+    gain_error += _GAIN_UNITS * UNIT_ROUNDOFF * (1 + np.abs(start)) * p
     # Where e^l would overflow, a gain is only known to be at most the mass.
-    overflows = start > _MAX_EXPONENT
+    overflows = start > MAX_EXPONENT
     gain, gain_error = np.where(overflows, p, gain), np.where(overflows, p, gain_error)
     displacement = np.zeros(count + 2)
     np.maximum.at(displacement, half_cell + 1, loss_error)
@@ -481,7 +481,7 @@ def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     points, loss_error = pieces.inverse(level[edge_index], piece)
     cuts = np.concatenate([panels.start, points])
     # Losses, which are at most this large, are rounded, and so are the points where they are on the grid.
-    displacement = LOSS_UNITS * UNIT * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
+    displacement = LOSS_UNITS * UNIT_ROUNDOFF * (1 + np.maximum(np.abs(level[1:]), np.abs(level[:-1])))
     for halves_beside in (edge_index - 1, edge_index):
         is_valid = (halves_beside >= 0) & (halves_beside < count)
         np.maximum.at(displacement, halves_beside[is_valid], loss_error[is_valid])

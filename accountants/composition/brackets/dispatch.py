@@ -28,11 +28,11 @@ from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
 from accountants.composition.self_composed import check_one_mechanism
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.base import profile
-from accountants.loss_intervals import UNIT
 from accountants.profile import inverse_profile
+from dpkernels.numerics import UNIT_ROUNDOFF
 
 _LOSS_RTOL = 1e-12  # A bound on the relative error of a largest loss, and of a sum of them.
-_LOSS_ATOL = 64 * UNIT  # A bound on its absolute error: a small loss is the log of a ratio near 1.
+_LOSS_ATOL = 64 * UNIT_ROUNDOFF  # A bound on its absolute error: a small loss is the log of a ratio near 1.
 _MAX_REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 

@@ -52,11 +52,10 @@ from accountants.composition.trade_off import (
 )
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
-from accountants.loss_intervals import UNIT
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real
+from dpkernels.numerics import UNIT_ROUNDOFF, Real
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible, root
 
@@ -207,7 +206,7 @@ class GridBracket:
     def _error_of_merged(self, gaussian: RepeatedReleases) -> float:
         """Return a bound on the error of the losses of all Gaussian noise as one release, by that of its mu."""
         mu = abs(float(gaussian.pairs[0].shift / gaussian.pairs[0].noise.sigma))
-        return (_UNITS_OF_MU + len(self.guarantee.terms)) * UNIT * (_MAX_DEVIATIONS + mu) * mu
+        return (_UNITS_OF_MU + len(self.guarantee.terms)) * UNIT_ROUNDOFF * (_MAX_DEVIATIONS + mu) * mu
 
     @cached_property
     def _directions(self) -> list[_Direction]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from accountants.composition.brackets.cells import Cells, less_errors
 from accountants.composition.interpolation import masses_of_profile, profile_on_grid
-from accountants.loss_intervals import LOSS_UNITS, UNIT
+from accountants.loss_intervals import LOSS_UNITS
+from dpkernels.numerics import UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
 RATIO = 5  # The step of the next coarser grid. It is odd, so that no point is half-way between two of that grid.
@@ -88,7 +89,7 @@ def _error(cells: Cells, step: float) -> float:
     if cells.loss_error is not None:
         return cells.loss_error
     ends = cells.first * step, (cells.first + len(cells.p)) * step
-    return LOSS_UNITS * UNIT * (1 + abs(cells.offset) + max(map(abs, ends)))
+    return LOSS_UNITS * UNIT_ROUNDOFF * (1 + abs(cells.offset) + max(map(abs, ends)))
 
 
 @proven("brackets#proof-of-3-below")
@@ -171,7 +172,7 @@ def dominating_masses(bounds: Sequence[Masses], step: float) -> Masses:
     delta[0] = infinite
     mass = np.maximum(masses_of_profile(delta, step)[-2::-1], 0.0)
     # A sum of positive terms has an error of at most one unit a term.
-    mass = mass * (1 + _MASS_ERROR + 8 * UNIT * size) + UNIT * delta[-1] * 8
+    mass = mass * (1 + _MASS_ERROR + 8 * UNIT_ROUNDOFF * size) + UNIT_ROUNDOFF * delta[-1] * 8
     return Masses(mass, first, max(bound.offset for bound in bounds), infinite, bounds[0].count)
 
 

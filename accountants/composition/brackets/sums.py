@@ -24,13 +24,12 @@ import numpy as np
 from accountants.composition.brackets.cells import NoGridError, TooManyPointsError
 from accountants.composition.brackets.masses import RATIO, Masses, coarsened
 from accountants.composition.self_composed import integer_power
-from accountants.loss_intervals import UNIT
+from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
 BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
 _NEGLIGIBLE = 1e-11  # The tilted mass, of the whole sum, that may wrap around all grids.
 _MAX_POINTS = 1 << 21  # The most points of a grid: 16 MiB an array.
-_MAX_EXPONENT = 700.0  # e^x overflows float64 from 709.8 on.
 _NEGLIGIBLE_EXPONENT = 60.0  # Weights below e^-x are bounded, not computed.
 _SUMMARY = 256  # The points that represent a distribution in Chernoff bounds.
 _LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of their own for the error of exponents.
@@ -76,7 +75,7 @@ class ComposedBounds:
     largest_addend: float = 0.0  # The largest absolute value of the numbers whose sums the losses are.
 
     def loss_error(self, epsilon: float) -> float:
-        return 4 * UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.largest_addend)
+        return 4 * UNIT_ROUNDOFF * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.largest_addend)
 
     def nudged(self, epsilon: float, side: int) -> float:
         """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
@@ -92,17 +91,17 @@ class ComposedBounds:
         weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:stop]).sum()
-        rounding = self.rounding + 4 * UNIT * c * (abs(epsilon) + self.largest_addend)
+        rounding = self.rounding + 4 * UNIT_ROUNDOFF * c * (abs(epsilon) + self.largest_addend)
         value += side * (self.error * norm(weight) + self.misplaced * peak + rounding * value)
         if side > 0 and stop < len(self.loss):  # Weights that are negligible.
             remaining = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
             value += math.exp(-_NEGLIGIBLE_EXPONENT) * remaining
         exponent = self.log_scale - c * epsilon
-        if exponent > _MAX_EXPONENT and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
+        if exponent > MAX_EXPONENT and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
         value = max(value, 0.0)
         with np.errstate(over="ignore"):  # An upper bound may be anything above 1.
-            finite = np.exp(min(exponent, _MAX_EXPONENT)) * value
+            finite = np.exp(min(exponent, MAX_EXPONENT)) * value
         if value > 0:  # Both may be below the floats.
             finite = max(finite + side * 4 * _MIN_FLOAT * (1 + value), 0.0)
         if np.isnan(finite):
@@ -118,7 +117,7 @@ class ComposedBounds:
         """Return an upper bound of the mass of q, and a lower bound of that of p, of all losses from an index on."""
         c, start = self.tilt, float(self.loss[index])
         exponent = self.log_scale - c * start
-        if max(exponent, exponent - start) > _MAX_EXPONENT:  # The tilt is for a distant eps.
+        if max(exponent, exponent - start) > MAX_EXPONENT:  # The tilt is for a distant eps.
             return 1.0, self.infinite
         s, g = self.loss[index:] - start, self.g[index:]
         rounding = self.rounding + 2 * (c + 1) * self.loss_error(start)
@@ -146,7 +145,7 @@ class ComposedBounds:
         """Return about the eps >= 0 of the highest line at alpha, and whether it is of the flat kind."""
         index = self._threshold(alpha, False)
         (q, p), eps = (column[index] for column in self._tails), self._loss_below(index)
-        is_flat = bool(1 - p - math.exp(min(eps, _MAX_EXPONENT)) * (alpha - q) < alpha)
+        is_flat = bool(1 - p - math.exp(min(eps, MAX_EXPONENT)) * (alpha - q) < alpha)
         return (self._loss_below(self._threshold(alpha, True)) if is_flat else eps), is_flat
 
     def _loss_below(self, index: int) -> float:
@@ -229,13 +228,13 @@ def compose(
                 coarser.append(replace(block, count=count))
                 lost += count * error
                 # A coarser grid moves losses by roundings of its steps.
-                shift += 32 * UNIT * count * RATIO * step
+                shift += 32 * UNIT_ROUNDOFF * count * RATIO * step
         # Errors are relative to the tilted mass, which coarser grids change.
         change = -sum(term.count * term.change for term in coarser if term.stage > stage)
-        lost *= math.exp(min(max(0.0, change), _MAX_EXPONENT))
+        lost *= math.exp(min(max(0.0, change), MAX_EXPONENT))
         tilted, step = coarser, step * RATIO
     # The losses of mixtures are moved by less than as many roundings of the largest one.
-    shift += sum(32 * UNIT * RATIO * step * (1 + mixture.count) for mixture in mixtures)
+    shift += sum(32 * UNIT_ROUNDOFF * RATIO * step * (1 + mixture.count) for mixture in mixtures)
     offset += side * shift
     tails = _Tails.from_terms([*tilted, *mixtures])
     lower, upper = tails.widths(negligible)
@@ -254,8 +253,8 @@ def compose(
         sum(term.count * term.log_scale for term in addends) + tilt * offset,
         infinite,
         error,
-        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost * _SECOND_ORDER, _MAX_EXPONENT)),
-        1e-13 + sum(term.count * term.rounding for term in addends) + 4 * UNIT * abs(tilt) * offsets,
+        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost * _SECOND_ORDER, MAX_EXPONENT)),
+        1e-13 + sum(term.count * term.rounding for term in addends) + 4 * UNIT_ROUNDOFF * abs(tilt) * offsets,
         offsets + (abs(lowest) + size) * step,
     )
 
@@ -384,10 +383,12 @@ def _tilted(
     for log, mass, array in zip(logs, log_mass, g, strict=True):
         heavy, light = array > _LIGHT, (array > 0) & (array <= _LIGHT)
         terms += np.abs(mass[heavy]).max(initial=0.0) + 2 * np.abs(log[heavy] - mass[heavy]).max(initial=0.0)
-        lost += float((4 * UNIT * (np.abs(mass[light]) + 2 * np.abs(log[light] - mass[light])) * array[light]).sum())
+        lost += float(
+            (4 * UNIT_ROUNDOFF * (np.abs(mass[light]) + 2 * np.abs(log[light] - mass[light])) * array[light]).sum()
+        )
     often, rare = float(g[0].sum()), float(sum(array.sum() for array in g[1:]))
     total = often + rare
-    log_scale, rounding = float(top + np.log(total)), 4 * UNIT * float(terms)
+    log_scale, rounding = float(top + np.log(total)), 4 * UNIT_ROUNDOFF * float(terms)
     common = _Tilted(g[0] / often if often else g[0], term.first, log_scale, term.count, rounding, term.stage)
     lost *= term.count / total
     if not rare or not often:
@@ -414,7 +415,7 @@ def _tilted(
         (g[1] / (rare * total), cast(Masses, term.tail).first),
         weights[: most + 1],
         log_scale,
-        rounding + 64 * UNIT * (1 + math.log(1 + term.count)),
+        rounding + 64 * UNIT_ROUNDOFF * (1 + math.log(1 + term.count)),
     )
     # Further terms, whose ratios fall, are at most a geometric series.
     ratio = (term.count - number[-1]) / (number[-1] + 1.0) * rare / often
@@ -450,9 +451,9 @@ def compose_directly(
                 if size * count:
                     block = term.power(size, negligible / total, work)
                     mass, first = coarsened(block.g, block.first, step, 0.0, side)
-                    coarser.append(_Direct(mass, first, count, stage + 1, block.rounding + 16 * UNIT))
+                    coarser.append(_Direct(mass, first, count, stage + 1, block.rounding + 16 * UNIT_ROUNDOFF))
                     lost += count * block.lost
-                    shift += 32 * UNIT * count * RATIO * step
+                    shift += 32 * UNIT_ROUNDOFF * count * RATIO * step
         sums, step = coarser, step * RATIO
     result, *further = (term.power(term.count, negligible / total, work) for term in sums)
     for addend in further:
@@ -460,7 +461,7 @@ def compose_directly(
     offset, offsets = _offset(terms)
     offset += side * shift
     loss = (result.first + np.arange(len(result.g))) * step + offset
-    lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), _MAX_EXPONENT)) + _UNDERFLOW
+    lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), MAX_EXPONENT)) + _UNDERFLOW
     largest = offsets + (abs(result.first) + len(result.g)) * step
     return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost, 1e-13 + result.rounding, largest)
 
@@ -506,7 +507,7 @@ class _Direct:
         g[is_light] = 0.0
         nonzero = np.flatnonzero(g)
         low, high = (int(nonzero[0]), int(nonzero[-1]) + 1) if len(nonzero) else (0, 1)
-        rounding = self.rounding + other.rounding + (4 + len(indices)) * UNIT
+        rounding = self.rounding + other.rounding + (4 + len(indices)) * UNIT_ROUNDOFF
         return _Direct(g[low:high], self.first + other.first + low, 1, self.stage, rounding, lost)
 
     def power(self, count: int, negligible: float, work: _Work) -> _Direct:
@@ -624,10 +625,10 @@ def _blocks(
         power = lower_power * spectrum
         g = np.maximum(np.roll(fft.irfft(power, length), -(lowest % length)), 0.0)
         error = size * eta * (_SECOND_ORDER * _whole_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
-        error += (8 * UNIT * size + eta) * _whole_norm(power) + outside
+        error += (8 * UNIT_ROUNDOFF * size + eta) * _whole_norm(power) + outside
         mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
         total = float(mass.sum())
-        log_scale, rounding = size * term.log_scale + math.log(total), size * term.rounding + 16 * UNIT
+        log_scale, rounding = size * term.log_scale + math.log(total), size * term.rounding + 16 * UNIT_ROUNDOFF
         block = _Tilted(mass / total, first, log_scale, 1, rounding, term.stage + 1, math.log(total))
         blocks.append((block, 2 * error))
     return blocks
@@ -652,7 +653,7 @@ def _light(g: np.ndarray, allowed: float) -> int:
 
 def _eta(length: int) -> float:
     """Return the error of a transform: relative to its 2-norm, and of every entry relative to the sum of its terms."""
-    return 8 * UNIT * math.log2(max(length, 2))
+    return 8 * UNIT_ROUNDOFF * math.log2(max(length, 2))
 
 
 def _spectrum(g: np.ndarray, first: int, length: int) -> np.ndarray:
@@ -697,10 +698,10 @@ def _transformed(terms: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
     # Where an entry is small, so is its power but for this.
     least = [1e-3 ** (count - 1) if count > 1 else 0.0 for count in counts]
     errors = [
-        count * (eta + 8 * UNIT) * (_SECOND_ORDER * slope_norm + least_entry)
+        count * (eta + 8 * UNIT_ROUNDOFF) * (_SECOND_ORDER * slope_norm + least_entry)
         for count, slope_norm, least_entry in zip(counts, norms, least, strict=True)
     ]
-    error = sum(errors) + 8 * UNIT * sum(counts) * _whole_norm(product) / math.sqrt(size)
+    error = sum(errors) + 8 * UNIT_ROUNDOFF * sum(counts) * _whole_norm(product) / math.sqrt(size)
     g = fft.irfft(product, size)
     return g, error + eta * norm(g)
 

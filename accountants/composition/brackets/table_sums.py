@@ -22,7 +22,8 @@ import numpy as np
 from accountants.composition.brackets.cells import MonotoneLoss, TooManyPointsError
 from accountants.composition.brackets.masses import Masses
 from accountants.composition.brackets.sums import ComposedBounds, compose, norm
-from accountants.loss_intervals import LOSS_UNITS, UNIT
+from accountants.loss_intervals import LOSS_UNITS
+from dpkernels.numerics import UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
 _BINS = 32  # The groups of losses in a step.
@@ -68,7 +69,7 @@ def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach
         weight = deviation**2 / np.sqrt(2 * (deviation**2 + distance**2)) * np.exp(-total.tilt * x)
         largest = deviation / math.sqrt(2) * np.exp(total.tilt * max_distance)
         value = float((weight * total.g[start:stop]).sum())
-        rounding = total.rounding + 4 * UNIT * total.tilt * (abs(epsilon) + total.largest_addend)
+        rounding = total.rounding + 4 * UNIT_ROUNDOFF * total.tilt * (abs(epsilon) + total.largest_addend)
         value += side * (total.error * norm(weight) + total.misplaced * float(largest) + rounding * value)
         mean = float(np.exp(total.log_scale - total.tilt * epsilon) * max(value, 0.0))
     return mean if math.isfinite(mean) else math.inf if side > 0 else 0.0
@@ -129,7 +130,7 @@ class Table:
         p, loss = (self.p, self.loss) if side > 0 else self.gathered(offset, step)
         size = 1 + float(np.abs(loss).max(initial=0.0)) + abs(offset)
         position = (loss - offset) / step
-        is_on_grid = np.abs(loss - (offset + np.round(position) * step)) <= _GRID_UNITS * UNIT * size
+        is_on_grid = np.abs(loss - (offset + np.round(position) * step)) <= _GRID_UNITS * UNIT_ROUNDOFF * size
         index = np.where(is_on_grid, np.round(position), np.floor(position))
         if self.width > _MAX_POINTS * step:
             raise TooManyPointsError(f"losses over {self.width:.6g} are too many for a grid of step {step:.6g}")
@@ -145,8 +146,8 @@ class Table:
             all_masses[0] += self.below
             infinite += self.above
         # Sums have one rounding for each of their terms.
-        of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT * size) + 2 * UNIT * (len(self.p) + 8)
-        of_losses = (LOSS_UNITS + _GRID_UNITS) * UNIT * size + UNIT * len(self.p) * step
+        of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT_ROUNDOFF * size) + 2 * UNIT_ROUNDOFF * (len(self.p) + 8)
+        of_losses = (LOSS_UNITS + _GRID_UNITS) * UNIT_ROUNDOFF * size + UNIT_ROUNDOFF * len(self.p) * step
 
         def masses(mass: np.ndarray) -> Masses:
             factor = 1 + side * of_masses

@@ -15,7 +15,7 @@ from dpkernels.numerics import (
     RealArray,
     exponential_moment,
     floating,
-    log_or_never,
+    log_or_minus_inf,
     namespace,
     without_derivative,
 )
@@ -69,7 +69,7 @@ class ExponentialFormulas(PolynomialFormulas):
         rising = xp.isfinite(pieces.left)
         origin = xp.where(rising, pieces.left, pieces.right)
         slopes = xp.where(rising, 1.0, -1.0)[:, None] * source.score(pieces.points)
-        logs = source.log_prob(origin[:, None] - shifts) + log_or_never(pieces.weights)
+        logs = source.log_prob(origin[:, None] - shifts) + log_or_minus_inf(pieces.weights)
         logs = logs + xp.stack([xp.log1p(-rate) + 0 * rate, xp.log(rate), xp.log(rate)])
         size = xp.where(xp.isfinite(logs), xp.abs(logs), 0.0).max(-1)
         unit, size = xp.finfo(logs.dtype).eps, without_derivative(size)
@@ -81,7 +81,7 @@ class ExponentialFormulas(PolynomialFormulas):
         def piece_deltas(eps: RealArray) -> Real:
             xp = namespace(eps, logs)
             eps = eps - side * 2 * unit * size
-            growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
+            growth = log_or_minus_inf(xp.maximum(xp.expm1(eps), 0.0))
 
             def excess(s: Real) -> tuple[RealArray, RealArray]:
                 log_lost_f, log_gained = growth + log_f + slope_f * s, log_p + slope * s

@@ -15,17 +15,18 @@ import numpy as np
 
 from accountants.dominating_pairs.base import Curve, sum_of_pieces
 from accountants.dominating_pairs.noise.pieces import Pieces, finite_ends, inner_points, width_between
-from accountants.loss_intervals import LOSS_UNITS, UNIT, LossIntervals, intervals_from_tails, points_at_levels
+from accountants.loss_intervals import LOSS_UNITS, LossIntervals, intervals_from_tails, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, log_ratio
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import (
+    UNIT_ROUNDOFF,
     Boolean,
     Real,
     RealArray,
+    cast_like,
     floating,
     gauss_legendre,
-    like,
-    log_or_never,
+    log_or_minus_inf,
     namespace,
     without_derivative,
 )
@@ -151,10 +152,10 @@ class NoiseFormulas:
         change = [source.log_prob(end - shift) - source.log_prob(start - shift) for shift in (0.0 * self.D, self.D)]
         short = (xp.abs(change[0]) <= _MAX_LOG_CHANGE) & (xp.abs(change[1]) <= _MAX_LOG_CHANGE)
         width = xp.where(short, end - start, 0.0)[..., None]
-        x = xp.where(short, start, 0.0)[..., None] + width * like(_NODES, start)
+        x = xp.where(short, start, 0.0)[..., None] + width * cast_like(_NODES, start)
         excess = source.loss(x, self.D) - xp.where(short, level, 0.0)[..., None]
         excess = xp.where(excess > 0, excess, 0.0)
-        return short, -(width * like(_WEIGHTS, start) * source.prob(x) * xp.expm1(-excess)).sum(-1)
+        return short, -(width * cast_like(_WEIGHTS, start) * source.prob(x) * xp.expm1(-excess)).sum(-1)
 
     def largest_loss(self) -> Real:
         """Return the supremum of the loss; at infinite ends it is the limit that the distribution states."""
@@ -180,12 +181,14 @@ class NoiseFormulas:
         """Return quantiles in the tails, where a mass is too small for a difference of tails."""
         xp, quantiles = namespace(self.source.quantiles), without_derivative(self.source.quantiles)
         tails = _FAR_TAILS[4 * float(np.finfo(quantiles.dtype).tiny) < _FAR_TAILS]
-        sides = (self.source.inverse(like(tails, quantiles), np.full(len(tails), lower)) for lower in (True, False))
+        sides = (
+            self.source.inverse(cast_like(tails, quantiles), np.full(len(tails), lower)) for lower in (True, False)
+        )
         return without_derivative(xp.concatenate(list(sides)))
 
     @property
     def _reach(self) -> tuple[Real, Real]:
-        tail = like(np.array([_TAIL]), self.source.quantiles)
+        tail = cast_like(np.array([_TAIL]), self.source.quantiles)
         return self.source.inverse(tail, np.ones(1, bool)), self.source.inverse(tail, np.zeros(1, bool))
 
     def within_reach(self, pieces: Pieces, distances: tuple[float, ...] = (0.0, 1.0)) -> tuple[RealArray, RealArray]:
@@ -197,7 +200,7 @@ class NoiseFormulas:
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces, source, D = self.split(), self.source, self.D
         left, right = self.within_reach(pieces)
-        log_p, log_q = (floating(log_or_never(weight)) for weight in pieces.weights.T)
+        log_p, log_q = (floating(log_or_minus_inf(weight)) for weight in pieces.weights.T)
         change = log_ratio(log_p, log_q)
         smooth = SmoothPieces(
             left,
@@ -243,7 +246,7 @@ class NoiseFormulas:
         def points(level: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             if inverse is None:
                 return points_at_levels(loss, ends, level, piece, units)
-            error = units * UNIT * (1 + np.abs(np.where(np.isfinite(level), level, 0.0)))
+            error = units * UNIT_ROUNDOFF * (1 + np.abs(np.where(np.isfinite(level), level, 0.0)))
             return np.clip(inverse(level, piece), ends[0][piece], ends[1][piece]), error
 
         weights = coefficients[:, :, None] * pieces.weights.T
@@ -300,7 +303,7 @@ class NoiseFormulas:
         log_p, log_q = _log_mixture(log_f, log_p_part, rate), _log_mixture(log_f, log_q_part, rate)
         regular = xp.isfinite(log_p_part) & xp.isfinite(log_q_part)
         point = xp.where(regular, y, 0.0)
-        weights = (floating(log_or_never(self.noise.weight(point + side * self.D))) for side in (-1.0, 1.0))
+        weights = (floating(log_or_minus_inf(self.noise.weight(point + side * self.D))) for side in (-1.0, 1.0))
         record_loss = self.source.loss(point - self.D, -2 * self.D) + log_ratio(*weights)
         rises = record_loss >= 0
         sign, size = xp.where(rises, 1.0, -1.0), xp.abs(record_loss)
@@ -308,7 +311,7 @@ class NoiseFormulas:
         log_s = xp.minimum(xp.log(rate) + xp.where(regular, log_ratio_of_part, 0.0), 0.0)
         large = size > _LARGE_LOSS
         small_loss = xp.log1p(xp.exp(log_s) * xp.expm1(xp.where(large, 0.0, size)))
-        large_loss = xp.logaddexp(log_or_never(-xp.expm1(log_s)), size + log_s)
+        large_loss = xp.logaddexp(log_or_minus_inf(-xp.expm1(log_s)), size + log_s)
         return xp.where(regular, sign * xp.where(large, large_loss, small_loss), log_ratio(log_p, log_q))
 
     def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
@@ -345,7 +348,7 @@ def _log_mixture(log_f: RealArray, log_g: RealArray, rate: Real) -> RealArray:
     xp = namespace(log_f, log_g, rate)
     top = without_derivative(xp.maximum(log_f, log_g))
     top = xp.where(top > -np.inf, top, 0.0)
-    return top + log_or_never((1 - rate) * xp.exp(log_f - top) + rate * xp.exp(log_g - top))
+    return top + log_or_minus_inf((1 - rate) * xp.exp(log_f - top) + rate * xp.exp(log_g - top))
 
 
 def least_panels(pieces: RealArray, panels: tuple[int, int]) -> int:

@@ -10,7 +10,7 @@ from accountants.dominating_pairs import gaussian_integrals
 from accountants.dominating_pairs.base import Curve, sum_of_pieces
 from accountants.dominating_pairs.noise.formulas import REPLACED_POSITIONS, UNITS, UNITS_REPLACED, UNITS_REWEIGHTED
 from accountants.dominating_pairs.noise.polynomial import PolynomialFormulas
-from dpkernels.numerics import Boolean, Real, RealArray, floating, log_or_never, namespace, without_derivative
+from dpkernels.numerics import Boolean, Real, RealArray, floating, log_or_minus_inf, namespace, without_derivative
 
 _MAX_DEVIATIONS = 18.0  # The distance, in sigma beyond both means, up to which a Gaussian is integrated.
 _UNSEEN = 2e-72  # The mass beyond its reach on both sides: 2 Phi(-18).
@@ -120,9 +120,9 @@ def _replaced_cut(
     """
     weight_f, weight_p, weight_q = weights
     xp = namespace(a, rate, eps, weight_p)
-    log_p, log_q = (log_or_never(rate * weight) for weight in (weight_p, weight_q))
+    log_p, log_q = (log_or_minus_inf(rate * weight) for weight in (weight_p, weight_q))
     growth = xp.maximum(xp.expm1(eps), 0.0)
-    log_b = log_or_never((1 - rate) * weight_f * growth)
+    log_b = log_or_minus_inf((1 - rate) * weight_f * growth)
     has_both = (weight_p > 0) & (weight_q > 0)
     half_log_ratio = xp.where(has_both, eps + xp.where(has_both, log_q - log_p, 0.0), 0.0) / 2
     log_2k = xp.log(2.0) + xp.where(has_both, log_p + log_q, 0.0) / 2 + (eps - a**2) / 2

@@ -17,10 +17,10 @@ from accountants.privacy_loss import SMOOTH_PANELS, PrivacyLossDistribution, Smo
 from dpkernels.numerics import (
     Real,
     RealArray,
+    cast_like,
     floating,
     gauss_legendre,
-    like,
-    log_or_never,
+    log_or_minus_inf,
     namespace,
     without_derivative,
 )
@@ -78,7 +78,9 @@ class PolynomialFormulas(NoiseFormulas):
         top = source.log_prob(without_derivative(xp.clip(0.0 * low, low, high)))
         short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _MAX_LOG_CHANGE)
         width = xp.where(short, pieces.width, 0.0)[:, None]
-        by_nodes = (width * like(_WEIGHTS, low) * source.prob(low[:, None] + width * like(_NODES, low))).sum(-1)
+        by_nodes = (width * cast_like(_WEIGHTS, low) * source.prob(low[:, None] + width * cast_like(_NODES, low))).sum(
+            -1
+        )
         return xp.where(short, by_nodes, source.mass(left, right))
 
     def privacy_loss(self) -> PrivacyLossDistribution:
@@ -96,7 +98,7 @@ class PolynomialFormulas(NoiseFormulas):
         # An absent piece has no length, and values for which all formulas are finite.
         fields = left, right, pieces.left, pieces.right, pieces.points, pieces.loss
         left, right, *beyond, point, loss = (xp.where(present, field, 0.0) for field in fields)
-        slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_never(pieces.weights[:, 0]))
+        slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_minus_inf(pieces.weights[:, 0]))
 
         def log_p(x: RealArray, i: RealArray) -> RealArray:
             return source.log_prob(x) + log_weight[i]

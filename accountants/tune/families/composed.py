@@ -50,11 +50,11 @@ class ComposableFamily(Family):
         return self
 
     @abc.abstractmethod
-    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Mechanism:
+    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Mechanism:
         """Return one of the releases that meet the target together by the estimate, from ``solved`` unless it is 0."""
 
     @abc.abstractmethod
-    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Mechanism:
+    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Mechanism:
         """Return what ``composed`` does, from plain numbers, rounded conservatively."""
 
     def with_sensitivity(self, factor: Real) -> ComposableFamily:
@@ -73,19 +73,19 @@ class PureDPFamily(ComposableFamily):
     def with_budget(self, epsilon: Real) -> PureDPFamily:
         return replace(self, epsilon=epsilon)  # type: ignore[type-var]
 
-    def member(self, epsilon: Real, free: dict[str, Real]) -> Any:
+    def member(self, epsilon: Real, params: dict[str, Real]) -> Any:
         """Return the member with another budget; traceable."""
-        return self.with_budget(epsilon).build(free)
+        return self.with_budget(epsilon).build(params)
 
-    def released(self, free: dict[str, Real]) -> Callable[..., Any]:
+    def released(self, params: dict[str, Real]) -> Callable[..., Any]:
         """Return the function from ``epsilon`` to what is released at that budget."""
-        return lambda *, epsilon: self.with_budget(epsilon).certified_member(free)
+        return lambda *, epsilon: self.with_budget(epsilon).certified_member(params)
 
-    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Mechanism:
-        return self.member(target.largest_budget(free, solved), free)
+    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Mechanism:
+        return self.member(target.largest_budget(params, solved), params)
 
-    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Mechanism:
-        return calibrate.composed_budget(self.released(free), **target.options, initial_guess=solved or None)
+    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Mechanism:
+        return calibrate.composed_budget(self.released(params), **target.options, initial_guess=solved or None)
 
     def solved_budget(self, member: Any) -> Real:
         return member.epsilon
@@ -152,7 +152,7 @@ class Composed(Family):
             return self.each.domains
         xp = namespace(self.delta)
         lowest = xp.maximum(_MIN_RATE, xp.minimum(_MIN_RATE_OF_DELTA * self.delta, 0.5))
-        return {**self.at(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
+        return {**self.at_rate(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property
     def each(self) -> ComposableFamily:
@@ -173,7 +173,7 @@ class Composed(Family):
         """Return whether eps may be a multiple of a release's largest loss, on samples or not."""
         return isinstance(self.each, PureDPFamily)
 
-    def at(self, p: Real) -> Composed:
+    def at_rate(self, p: Real) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
         return replace(self, inner=self.inner.with_sensitivity(1 / p), rate=p)
 
@@ -184,29 +184,29 @@ class Composed(Family):
     def unit(self) -> Real:
         return self.inner.unit
 
-    def build(self, free: dict[str, Real]) -> Member:
-        return self.build_near(free, 0.0)
+    def build(self, params: dict[str, Real]) -> Member:
+        return self.build_warm_started(params, 0.0)
 
-    def build_near(self, free: dict[str, Real], solved: Real) -> Member:
-        return self._built(free, lambda family, free: family.each.composed(family, free, solved))
+    def build_warm_started(self, params: dict[str, Real], solved: Real) -> Member:
+        return self._built(params, lambda family, params: family.each.composed(family, params, solved))
 
-    def certified_member(self, free: dict[str, Real]) -> Member:
-        return self.certified_member_near(free, 0.0)
+    def certified_member(self, params: dict[str, Real]) -> Member:
+        return self.certified_member_warm_started(params, 0.0)
 
-    def certified_member_near(self, free: dict[str, Real], solved: float) -> Member:
+    def certified_member_warm_started(self, params: dict[str, Real], solved: float) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
-        return self._built(free, lambda family, free: family.each.composed_release(family, free, solved))
+        return self._built(params, lambda family, params: family.each.composed_release(family, params, solved))
 
-    def _built(self, free: dict[str, Real], build: Callable[[Composed, dict[str, Real]], Mechanism]) -> Member:
+    def _built(self, params: dict[str, Real], build: Callable[[Composed, dict[str, Real]], Mechanism]) -> Member:
         if not isinstance(self.rate, FreeRate):
-            return build(self, free)
-        p = free["rate"]
-        others = {name: value for name, value in free.items() if name != "rate"}
-        return Subsampled(build(self.at(p), others), p, self.rate.error(p), None)  # type: ignore[arg-type]
+            return build(self, params)
+        p = params["rate"]
+        others = {name: value for name, value in params.items() if name != "rate"}
+        return Subsampled(build(self.at_rate(p), others), p, self.rate.error(p), None)  # type: ignore[arg-type]
 
     def guarantee(self, mechanism: Member) -> Guarantee:
         if isinstance(mechanism, Subsampled):
-            return self.at(mechanism.rate).guarantee(mechanism.mechanism)
+            return self.at_rate(mechanism.rate).guarantee(mechanism.mechanism)
         release = guarantee(mechanism)
         return (release if self.rate is None else release.subsample(self.rate)).repeat(self.count)
 
@@ -216,18 +216,18 @@ class Composed(Family):
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
         return Guarantee((RepeatedReleases(pairs, self.count, self.rate),))
 
-    def largest_budget(self, free: dict[str, Real], near: Real) -> Real:
-        """Return the largest level of a release of ``inner.member(level, free)``, searched from ``near``, or NaN."""
+    def largest_budget(self, params: dict[str, Real], initial_guess: Real) -> Real:
+        """Return the largest level of a release of ``inner.member(level, params)``, or NaN."""
         ratio = self.gaussian_ratio
-        xp = namespace(ratio, near)
-        guess = xp.where(near > 0, near, xp.minimum(2 * ratio, self.epsilon))
-        return largest_budget(_releases, (self, free), self.epsilon, self.delta, guess, _TOLERANCE)
+        xp = namespace(ratio, initial_guess)
+        guess = xp.where(initial_guess > 0, initial_guess, xp.minimum(2 * ratio, self.epsilon))
+        return largest_budget(_releases, (self, params), self.epsilon, self.delta, guess, _TOLERANCE)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         if isinstance(mechanism, Subsampled):
-            return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "rate": mechanism.rate}
+            return {**self.at_rate(mechanism.rate).parameters(params, mechanism.mechanism), "rate": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
-        return {**self.each.parameters(free, mechanism), **own}
+        return {**self.each.parameters(params, mechanism), **own}
 
     def solved_budget(self, member: Any) -> Real:
         solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
@@ -246,8 +246,8 @@ class Composed(Family):
 
 
 def _releases(level: object, parameters: tuple[Composed, dict[str, Real]]) -> Guarantee:
-    target, free = parameters
-    return target.estimated(target.inner.member(level, free))
+    target, params = parameters
+    return target.estimated(target.inner.member(level, params))
 
 
 def composed(
@@ -307,19 +307,19 @@ class ShuffledFamily(Family):
     def unit(self) -> Real:
         return self.inner.unit
 
-    def build(self, free: dict[str, Real]) -> Member:
+    def build(self, params: dict[str, Real]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
         target = {"n": self.n, "epsilon": self.epsilon, "delta": self.delta}
-        t = log_budget(_member, (self.inner, free), **target, by_integral=True)
-        return self.inner.member(namespace(t).exp(t), free)
+        t = log_budget(_member, (self.inner, params), **target, by_integral=True)
+        return self.inner.member(namespace(t).exp(t), params)
 
-    def certified_member(self, free: dict[str, Real]) -> Member:
+    def certified_member(self, params: dict[str, Real]) -> Member:
         """Return the member, private by the upper end of the rigorous bracket of the integers."""
         epsilon, delta = map(float, self.budget)
-        return calibrate.shuffled(self.inner.released(free), epsilon=epsilon, delta=delta, n=self.n)
+        return calibrate.shuffled(self.inner.released(params), epsilon=epsilon, delta=delta, n=self.n)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return {**self.inner.parameters(free, mechanism), "epsilon of a report": mechanism.epsilon}
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return {**self.inner.parameters(params, mechanism), "epsilon of a report": mechanism.epsilon}
 
     def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
         return self.inner.with_budget(mechanism.epsilon).python(mechanism, parameters)
@@ -333,8 +333,8 @@ class ShuffledFamily(Family):
 
 
 def _member(level: Real, parameters: tuple[PureDPFamily, dict[str, Real]]) -> Parabolic:
-    family, free = parameters
-    return family.member(level, free)
+    family, params = parameters
+    return family.member(level, params)
 
 
 def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> ShuffledFamily:
@@ -349,7 +349,7 @@ def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffle
         ValueError: an argument is out of range.
         TypeError: the family is not supported.
     """
-    if not isinstance(family, PureDPFamily) or "lower" not in getattr(family, "given", {}):
+    if not isinstance(family, PureDPFamily) or "lower" not in getattr(family, "fixed", {}):
         raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)

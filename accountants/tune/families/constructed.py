@@ -45,18 +45,18 @@ __all__ = [
 SOLVED = 1e-13  # Relative: how exactly a member of a search meets its budget. What is released is rounded to meet it.
 
 
-@partial(pytree, static=("constructor", "free"))
+@partial(pytree, static=("constructor", "free_domains"))
 @dataclass(frozen=True)
 class Constructed(PureDPFamily):
-    """The mechanisms that a constructor makes from given and free arguments; see ``constructed``."""
+    """The mechanisms that a constructor makes from fixed and free arguments; see ``constructed``."""
 
     constructor: Callable[..., Mechanism]
-    given: dict[str, Any]
-    free: tuple[tuple[str, Domain], ...] = ()
+    fixed: dict[str, Any]
+    free_domains: tuple[tuple[str, Domain], ...] = ()
 
     @property
     def epsilon(self) -> Real:
-        return self.given["epsilon"]
+        return self.fixed["epsilon"]
 
     @property
     def name(self) -> str:
@@ -64,31 +64,31 @@ class Constructed(PureDPFamily):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        return dict(self.free)
+        return dict(self.free_domains)
 
     @property
     def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, self.given.get("delta", 0.0)
+        return self.epsilon, self.fixed.get("delta", 0.0)
 
     def with_budget(self, epsilon: Real) -> PureDPFamily:
-        return self._given(epsilon=epsilon)
+        return self._with_fixed(epsilon=epsilon)
 
-    def _given(self, **others: Real) -> Constructed:
-        return dataclasses.replace(self, given={**self.given, **others})
+    def _with_fixed(self, **arguments: Real) -> Constructed:
+        return dataclasses.replace(self, fixed={**self.fixed, **arguments})
 
     def with_sensitivity(self, factor: Real) -> Constructed:
-        return self._given(sensitivity=factor * self.given["sensitivity"]) if "sensitivity" in self.given else self
+        return self._with_fixed(sensitivity=factor * self.fixed["sensitivity"]) if "sensitivity" in self.fixed else self
 
     @property
     def unit(self) -> Real:
-        given = self.given
-        return (given["upper"] - given["lower"]) / 2 if "lower" in given else given["sensitivity"]
+        fixed = self.fixed
+        return (fixed["upper"] - fixed["lower"]) / 2 if "lower" in fixed else fixed["sensitivity"]
 
-    def arguments(self, free: dict[str, Real]) -> dict[str, Any]:
-        return {**self.given, **free}
+    def arguments(self, params: dict[str, Real]) -> dict[str, Any]:
+        return {**self.fixed, **params}
 
-    def build(self, free: dict[str, Real]) -> Any:
-        return self.constructor(**self.arguments(free))
+    def build(self, params: dict[str, Real]) -> Any:
+        return self.constructor(**self.arguments(params))
 
     def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
         constructor = getattr(self.constructor, "__name__", "")
@@ -123,7 +123,7 @@ class Scaled(ComposableFamily):
     def target(self) -> dict[str, Any]:
         return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
-    def shape(self, free: dict[str, Real]) -> Distribution:
+    def shape(self, params: dict[str, Real]) -> Distribution:
         return self.kernel
 
     @property
@@ -131,30 +131,30 @@ class Scaled(ComposableFamily):
         """Return a shift over which noise of no shape meets the budget; for families with free parameters."""
         return np.inf
 
-    def build(self, free: dict[str, Real]) -> Additive:
-        shape = self.shape(free)
+    def build(self, params: dict[str, Real]) -> Additive:
+        shape = self.shape(params)
         if not isinstance(shape, Reweighted):
-            return self.certified_member(free)
+            return self.certified_member(params)
         shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift, rtol=SOLVED)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
-    def certified_member(self, free: dict[str, Real]) -> Additive:
-        return calibrate.scaled(self.shape(free), **self.target)
+    def certified_member(self, params: dict[str, Real]) -> Additive:
+        return calibrate.scaled(self.shape(params), **self.target)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Any]:
-        return scale_of(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Any]:
+        return scale_parameter(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
 
-    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Additive:
-        shape, D = self.shape(free), self.sensitivity
+    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Additive:
+        shape, D = self.shape(params), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         releases = target.estimated(Additive(rescaled(shape, start), D))
         return Additive(rescaled(shape, start * precise_scale_factor(releases, target.epsilon, target.delta)), D)
 
-    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Additive:
-        return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **target.options)
+    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Additive:
+        return calibrate.composed(self.shape(params), sensitivity=self.sensitivity, **target.options)
 
 
-@partial(pytree, static=("constructor", "free"))
+@partial(pytree, static=("constructor", "free_domains"))
 class ConstructedNoise(Constructed):
     """Additive noise that its budget determines. Of several releases, the scale is solved for."""
 
@@ -163,7 +163,7 @@ class ConstructedNoise(Constructed):
         return Scaled(member.noise, *self.budget, member.sensitivity)
 
 
-def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Real]:
+def scale_parameter(noise: Distribution, unit: Distribution) -> dict[str, Real]:
     """Return the scale of noise of a shape by its name; if it is not a parameter of the noise, by quantiles."""
     name = unit.lengths[0]
     if hasattr(noise, name):
@@ -229,7 +229,7 @@ def _with_plain_ends(name: str, domain: object) -> Domain:
 _WIDTHS = (0.0, 2.0)
 
 
-@partial(pytree, static=("constructor", "free", "condition"))
+@partial(pytree, static=("constructor", "free_domains", "condition"))
 @dataclass(frozen=True)
 class Composite(Constructed):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``."""
@@ -245,22 +245,22 @@ class Composite(Constructed):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        free: dict[str, Domain] = {"width": OpenInterval(*_WIDTHS)}
+        domains: dict[str, Domain] = {"width": OpenInterval(*_WIDTHS)}
         if self.base is None:
-            free["edge"] = LogBetween(lowest_edge(self.epsilon, self.condition), 1.0)
-        return free
+            domains["edge"] = LogBetween(lowest_edge(self.epsilon, self.condition), 1.0)
+        return domains
 
-    def arguments(self, free: dict[str, Real]) -> dict[str, Any]:
-        base = Quartic(free["edge"]) if self.base is None else self.base
+    def arguments(self, params: dict[str, Real]) -> dict[str, Any]:
+        base = Quartic(params["edge"]) if self.base is None else self.base
         condition = {} if self.condition == "pointwise" else {"condition": self.condition}
-        return {"window": self.window, "base": base, **self.given, "width": free["width"], **condition}
+        return {"window": self.window, "base": base, **self.fixed, "width": params["width"], **condition}
 
     def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Any]:
         found = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
         return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
 
 
-@partial(pytree, static=("constructor", "free"))
+@partial(pytree, static=("constructor", "free_domains"))
 class Piecewise(Constructed):
     """Piecewise transformations (Ma 2021) of type I or II, with eta = 2/m free."""
 
@@ -294,7 +294,7 @@ def composite(
     """
     checks.one_of("condition", condition, CONDITIONS)
     shape: Any = {"window": named.parse_window(window), "base": named.parse_base(base), "condition": condition}
-    return Composite(dpk.composite, _given(epsilon, lower, upper), **shape)
+    return Composite(dpk.composite, _bounded_arguments(epsilon, lower, upper), **shape)
 
 
 _ETA = (("eta", GreaterThan(1.0, span=(-1.5, 4.0))),)
@@ -306,12 +306,12 @@ def piecewise(*, epsilon: Real, lower: Real, upper: Real) -> Piecewise:
     Raises:
         ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
     """
-    return Piecewise(dpk.piecewise, _given(epsilon, lower, upper), _ETA)
+    return Piecewise(dpk.piecewise, _bounded_arguments(epsilon, lower, upper), _ETA)
 
 
 def piecewise_triangle(*, epsilon: Real, lower: Real, upper: Real) -> Piecewise:
     """Return the family of type-II piecewise transformations (Ma 2021) with free eta; see ``piecewise``."""
-    return Piecewise(dpk.piecewise_triangle, _given(epsilon, lower, upper), _ETA)
+    return Piecewise(dpk.piecewise_triangle, _bounded_arguments(epsilon, lower, upper), _ETA)
 
 
 def square_wave(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
@@ -319,18 +319,18 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
 
     See ``piecewise`` for errors.
     """
-    free = (("half_width", GreaterThan(0.0, 0.3, span=(-5.0, 1.5))),)
-    return Constructed(dpk.square_wave, _given(epsilon, lower, upper), free)
+    free_domains = (("half_width", GreaterThan(0.0, 0.3, span=(-5.0, 1.5))),)
+    return Constructed(dpk.square_wave, _bounded_arguments(epsilon, lower, upper), free_domains)
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
     """Return the family of Duchi's two-point mechanism, which has no free parameter; see ``piecewise`` for errors."""
-    return Constructed(dpk.duchi, _given(epsilon, lower, upper))
+    return Constructed(dpk.duchi, _bounded_arguments(epsilon, lower, upper))
 
 
 def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
     """Return the family of Wang 2019's hybrid mechanism, which has no free parameter; see ``piecewise`` for errors."""
-    return Constructed(dpk.hybrid, _given(epsilon, lower, upper))
+    return Constructed(dpk.hybrid, _bounded_arguments(epsilon, lower, upper))
 
 
 def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
@@ -338,10 +338,10 @@ def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Constructed:
 
     See ``piecewise`` for errors.
     """
-    return Constructed(dpk.optimal, _given(epsilon, lower, upper))
+    return Constructed(dpk.optimal, _bounded_arguments(epsilon, lower, upper))
 
 
-def _given(epsilon: Real, lower: Real, upper: Real) -> dict[str, Real]:
+def _bounded_arguments(epsilon: Real, lower: Real, upper: Real) -> dict[str, Real]:
     checks.epsilon(epsilon)
     checks.interval(lower, upper)
     return {"epsilon": epsilon, "lower": lower, "upper": upper}

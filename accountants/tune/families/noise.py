@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from accountants import calibrate, recycling
-from accountants.calibrate.composed import conservative_parameter, with_own_claim
+from accountants.calibrate.composed import conservative_parameter, with_release_claim
 from accountants.calibrate.one_release import least_weight
 from accountants.calibrate.scale import infeasible_shift, rescaled
 from accountants.profile import delta as realised_delta
@@ -21,7 +21,7 @@ from accountants.recycling import Subsampled
 from accountants.schemes import poisson
 from accountants.tune.domains import Between, Domain, GreaterThan, LogBetween, Ordered
 from accountants.tune.families.composed import Composed, FreeRate, PureDPFamily, free_rate
-from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_of
+from accountants.tune.families.constructed import SOLVED, Constructed, Scaled, constructed, scale_parameter
 from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -109,25 +109,25 @@ class MergedLaplaces(PureDPFamily):
         low, high = (gap * self.sensitivity for gap in _GAPS)
         return {"falls": Between(0.0, _MAX_FALL, count=n), "breaks": Ordered(n, low, high, span=(-0.1, 1.2))}
 
-    def build(self, free: dict[str, Real]) -> Additive:
-        breaks: Any = free["breaks"]
-        noise = MergedLaplace(tuple(self._rates(free)), tuple(breaks))
+    def build(self, params: dict[str, Real]) -> Additive:
+        breaks: Any = params["breaks"]
+        noise = MergedLaplace(tuple(self._rates(params)), tuple(breaks))
         return Additive(noise, self.sensitivity, self.epsilon, 0.0)
 
-    def _rates(self, free: dict[str, Real]) -> RealArray:
+    def _rates(self, params: dict[str, Real]) -> RealArray:
         D = self.sensitivity
-        xp = namespace(free["breaks"], D)
-        c = xp.asarray(free["breaks"])
-        rates = xp.append(xp.asarray(free["falls"]) / xp.diff(c, prepend=0.0), 1 / D)
+        xp = namespace(params["breaks"], D)
+        c = xp.asarray(params["breaks"])
+        rates = xp.append(xp.asarray(params["falls"]) / xp.diff(c, prepend=0.0), 1 / D)
         # The steepest window of length D starts at 0, at a break or D before one.
         starts = xp.concatenate([xp.zeros(1), c, xp.maximum(c - D, 0.0)])[:, None]
         left, right = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
         inside = xp.minimum(starts + D, right) - xp.maximum(starts, left)
         return rates * self.epsilon / (xp.maximum(inside, 0.0) * rates).sum(-1).max()
 
-    def certified_member(self, free: dict[str, Any]) -> Additive:
+    def certified_member(self, params: dict[str, Any]) -> Additive:
         """Return noise of rates that are lowered until the pure level, as computed, is at most eps."""
-        rates, breaks = self._rates(free), tuple(free["breaks"])
+        rates, breaks = self._rates(params), tuple(params["breaks"])
         claim = {"sensitivity": self.sensitivity, "epsilon": self.epsilon, "delta": 0.0}
 
         def lower(margin: float) -> Additive:
@@ -137,7 +137,7 @@ class MergedLaplaces(PureDPFamily):
 
         return first_feasible(map(lower, MARGINS), lambda noise: realised_epsilon(noise) <= self.epsilon)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)
         return {"rates": xp.stack(mechanism.noise.rates), "breaks": xp.stack(mechanism.noise.breaks)}
 
@@ -158,8 +158,8 @@ def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Constructed:
     For the acceptance of theta < D the best gamma is often theta/D, a kink. See ``gaussian`` for errors.
     """
     check_budget(epsilon, 0.5, sensitivity)
-    free = (("gamma", Between(0.0, 1.0)),)
-    return Constructed(named.staircase, {"epsilon": epsilon, "sensitivity": sensitivity}, free)
+    free_domains = (("gamma", Between(0.0, 1.0)),)
+    return Constructed(named.staircase, {"epsilon": epsilon, "sensitivity": sensitivity}, free_domains)
 
 
 @pytree
@@ -178,12 +178,12 @@ class Truncated(Scaled):
     def most_shift(self) -> Real:
         return 2.0
 
-    def shape(self, free: dict[str, Real]) -> Reweighted:
-        width = free[f"{self.kernel.lengths[0]}/bound"]
+    def shape(self, params: dict[str, Real]) -> Reweighted:
+        width = params[f"{self.kernel.lengths[0]}/bound"]
         return Reweighted(rescaled(self.kernel, width), -1.0, 1.0, 0.0)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return {**scale_of(mechanism.noise.kernel, self.kernel), "bound": mechanism.noise.high}
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return {**scale_parameter(mechanism.noise.kernel, self.kernel), "bound": mechanism.noise.high}
 
 
 @pytree
@@ -198,24 +198,24 @@ class TruncatedLaplace(Truncated):
         lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
         return {"upper": Between(lowest, named.symmetric_bound(**self.target))}
 
-    def build(self, free: dict[str, Real]) -> Additive:
+    def build(self, params: dict[str, Real]) -> Additive:
         """Return the symmetric case next to B*: there A loses half of its digits, and all where eps is large."""
-        if namespace(free["upper"]) is np and self._is_symmetric(free):
+        if namespace(params["upper"]) is np and self._is_symmetric(params):
             return named.truncated_laplace(**self.target)
-        mechanism = named.truncated_laplace(**self.target, upper=free["upper"])
+        mechanism = named.truncated_laplace(**self.target, upper=params["upper"])
         noise: Any = mechanism.noise
         highest = named.symmetric_bound(**self.target)
-        where = partial(namespace(noise.low, noise.high).where, self._is_symmetric(free))
+        where = partial(namespace(noise.low, noise.high).where, self._is_symmetric(params))
         low, high = where(-highest, noise.low), where(highest, noise.high)
         return replace(mechanism, noise=Reweighted(noise.kernel, low, high, 0.0))
 
-    def _is_symmetric(self, free: dict[str, Real]) -> Boolean:
-        return named.symmetric_bound(**self.target) * (1 - 1e-9) <= free["upper"]
+    def _is_symmetric(self, params: dict[str, Real]) -> Boolean:
+        return named.symmetric_bound(**self.target) * (1 - 1e-9) <= params["upper"]
 
-    def certified_member(self, free: dict[str, Real]) -> Additive:
-        return calibrate.truncated_laplace(**self.target, upper=None if self._is_symmetric(free) else free["upper"])
+    def certified_member(self, params: dict[str, Real]) -> Additive:
+        return calibrate.truncated_laplace(**self.target, upper=None if self._is_symmetric(params) else params["upper"])
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
     def of_several(self, target: Composed) -> Truncated:
@@ -267,13 +267,13 @@ class RecycledShape(Scaled):
         """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
         return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
 
-    def shape(self, free: dict[str, Real]) -> Reweighted:
-        theta, step = free["theta/scale"], free["-ln(1 - q)"]
+    def shape(self, params: dict[str, Real]) -> Reweighted:
+        theta, step = params["theta/scale"], params["-ln(1 - q)"]
         return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.noise
-        return {**scale_of(noise.kernel, self.kernel), "theta": noise.high, "q": 1 - noise.outside}
+        return {**scale_parameter(noise.kernel, self.kernel), "theta": noise.high, "q": 1 - noise.outside}
 
 
 @pytree
@@ -293,20 +293,20 @@ class Recycled(RecycledShape):
             )
         else:
             scale = GreaterThan(0.0, self.typical, span=(0.1, 2.5))
-        free: dict[str, Domain] = {self.kernel.lengths[0]: scale}
+        domains: dict[str, Domain] = {self.kernel.lengths[0]: scale}
         if self.theta is None:
             # Wide and closed: far out recycling has no effect. Starts are at 0.1 to 2000 D.
-            free["theta"] = LogBetween(1e-3 * D, 1e4 * D, span=(-0.4, 0.93))
-        return free
+            domains["theta"] = LogBetween(1e-3 * D, 1e4 * D, span=(-0.4, 0.93))
+        return domains
 
-    def build(self, free: dict[str, Real]) -> Additive:
-        kernel, theta = self.drawn(free)
+    def build(self, params: dict[str, Real]) -> Additive:
+        kernel, theta = self.drawn(params)
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta, SOLVED)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
-    def certified_member(self, free: dict[str, Real]) -> Additive:
+    def certified_member(self, params: dict[str, Real]) -> Additive:
         """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
-        kernel, theta = self.drawn(free)
+        kernel, theta = self.drawn(params)
 
         def wider(margin: float) -> tuple[Distribution, float]:
             noise = rescaled(kernel, 1 + margin)
@@ -318,35 +318,35 @@ class Recycled(RecycledShape):
             return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
         return named.budget_recycled(noise, theta=theta, q=q, **self.target)
 
-    def drawn(self, free: dict[str, Real]) -> tuple[Distribution, Real]:
-        kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
-        return kernel, free["theta"] if self.theta is None else self.theta
+    def drawn(self, params: dict[str, Real]) -> tuple[Distribution, Real]:
+        kernel = rescaled(self.kernel, params[self.kernel.lengths[0]])
+        return kernel, params["theta"] if self.theta is None else self.theta
 
     def of_several(self, target: Composed) -> Recycled:
         ratio = target.gaussian_ratio * namespace(*jax.tree.leaves(self)).sqrt(self.kernel.variance)
         return replace(self, typical=self.sensitivity / ratio)
 
-    def member(self, loss: Real, free: dict[str, Real]) -> Additive:
+    def member(self, loss: Real, params: dict[str, Real]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
-        kernel, theta = self.drawn(free)
+        kernel, theta = self.drawn(params)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
     def solved_budget(self, member: Any) -> Real:
         return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def composed(self, target: Composed, free: dict[str, Real], solved: Real) -> Additive:
-        return self.member(target.largest_budget(free, solved), free)
+    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Additive:
+        return self.member(target.largest_budget(params, solved), params)
 
-    def composed_release(self, target: Composed, free: dict[str, Real], solved: float) -> Additive:
+    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Additive:
         """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
-        loss = solved or target.largest_budget(free, 0.0)
+        loss = solved or target.largest_budget(params, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
-            return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
+            return self.member(loss, {**params, symbol: params[symbol] * math.exp(t)})
 
         t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(solved))
-        return with_own_claim(wider(t), delta / target.count)
+        return with_release_claim(wider(t), delta / target.count)
 
     def for_error(self, theta: object) -> Family:
         """Recycle beyond the tolerated error of an acceptance; where there is none theta is free."""
@@ -379,10 +379,10 @@ def budget_recycled(
     check_budget(epsilon, delta, sensitivity)
     if theta is not None:
         checks.positive("theta", theta)
-    return Recycled(kernel_of(kernel), epsilon, delta, sensitivity, theta)
+    return Recycled(parse_kernel(kernel), epsilon, delta, sensitivity, theta)
 
 
-def kernel_of(kernel: str | Distribution) -> Distribution:
+def parse_kernel(kernel: str | Distribution) -> Distribution:
     """Return a distribution at unit scale, of its name or itself."""
     if isinstance(kernel, str):
         checks.one_of("kernel", kernel, KERNELS)
@@ -422,10 +422,10 @@ class SampledRecycled(Family):
             "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57)),
         }
 
-    def build(self, free: dict[str, Real]) -> Subsampled:
-        p = free["rate"]
+    def build(self, params: dict[str, Real]) -> Subsampled:
+        p = params["rate"]
         eps, delta, D = self.budget_on_sample(p)
-        kernel = self._drawn(free["scale"], p)
+        kernel = self._drawn(params["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta, SOLVED)
         mechanism = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
         return Subsampled(mechanism, p, self.rate.error(p), None)
@@ -437,19 +437,19 @@ class SampledRecycled(Family):
         eps, delta, D = self.budget_on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
-    def certified_member(self, free: dict[str, Real]) -> Subsampled:
-        p = 1.0 if free["rate"] > _WHOLE_RATE else free["rate"]
+    def certified_member(self, params: dict[str, Real]) -> Subsampled:
+        p = 1.0 if params["rate"] > _WHOLE_RATE else params["rate"]
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
         sample: dict[str, Any] = {
             "rate": p,
             "sampling_noise": float(self.rate.error(p)),
             "sensitivity_at": self.sensitivity_at,
         }
-        return recycling.subsampled_recycling(self._drawn(free["scale"], p), theta=self.theta, **sample, **target)
+        return recycling.subsampled_recycling(self._drawn(params["scale"], p), theta=self.theta, **sample, **target)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
-        return {**scale_of(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
+        return {**scale_parameter(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify the claim on the sample by its exact profile, and what it is on the whole data."""
@@ -499,7 +499,7 @@ def sampled_recycled(
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     rate = free_rate(query=query, spread=spread, size=size)
-    return SampledRecycled(kernel_of(kernel), epsilon, delta, sensitivity, theta, rate, sensitivity_at)
+    return SampledRecycled(parse_kernel(kernel), epsilon, delta, sensitivity, theta, rate, sensitivity_at)
 
 
 # The families that ``dpkernels tune`` compares.

@@ -46,7 +46,7 @@ from dpkernels.random.keys import column_secret
 from dpkernels.release.charges import DIFFERENT_PEOPLE, SAME_PEOPLE, is_statistic
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError, report_type
-from dpkernels.staging import naming, path_of, sha256_and_size
+from dpkernels.staging import descriptor_path, naming, sha256_and_size
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 _NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
@@ -113,7 +113,7 @@ def release_file(
     uses = {column.name: _use(spec, source, column, key, first - row, devices) for column in spec.columns}
     pieces = source.pieces([*uses, *(spec.queries.names if spec.queries else ())])
     with (
-        nullcontext() if file is None else source.sink(path_of(file)) as write,
+        nullcontext() if file is None else source.sink(descriptor_path(file)) as write,
         # A request to stop need not wait for a stream's next bytes.
         closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following,
     ):
@@ -148,7 +148,7 @@ def release_file(
     if file is None or not read:
         return Done(read, rows)
     written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row, file_name)
-    return Done(read, rows, written, tuple(source.not_kept(path_of(file))))
+    return Done(read, rows, written, tuple(source.not_kept(descriptor_path(file))))
 
 
 def _use(

@@ -21,7 +21,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import rational
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import UNIT_ROUNDOFF, RealArray
 from dpkernels.random import host
 
 # The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``exact.sampler``.
@@ -148,7 +148,7 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray |
     """
     weights = float_weights(gaps, epsilon)
     sums = np.cumsum(weights if copies is None else weights * copies)
-    margin = (3 * len(gaps) + 32) * 2.0**-53 * sums[-1]
+    margin = (3 * len(gaps) + 32) * UNIT_ROUNDOFF * sums[-1]
     point = u * 2.0**-64 * sums[-1]
     index = int(np.searchsorted(sums, point, side="right"))
     above = index < len(sums) and sums[index] - point > margin

@@ -17,7 +17,17 @@ from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
-from dpkernels.numerics import Real, RealArray, elementary, floating, like, namespace, plain, root_or_zero, squared
+from dpkernels.numerics import (
+    Real,
+    RealArray,
+    cast_like,
+    elementary,
+    float_if_scalar,
+    floating,
+    namespace,
+    root_or_zero,
+    squared,
+)
 from dpkernels.programs import in_one_program
 from dpkernels.pytrees import PyTree, pytree, tree_leaves, tree_map
 
@@ -203,8 +213,8 @@ def distances(v: Real, width: Real) -> tuple[Real, Real]:
 def kinks(window: Window, base: Base, width: Real) -> RealArray:
     """Return the distances from the middle at which an extreme over inputs may have a kink or a jump."""
     xp, reach = namespace(width), 1 - width / 2
-    bends = width * like(window.kinks, floating(width))
-    return xp.concatenate([like(base.kinks, bends), reach + bends, bends - reach])
+    bends = width * cast_like(window.kinks, floating(width))
+    return xp.concatenate([cast_like(base.kinks, bends), reach + bends, bends - reach])
 
 
 def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
@@ -242,7 +252,7 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
             f"epsilon: at {shortest(budgets.flat[0])} no positive window height is private; the base falls to "
             f"{shortest(edges.flat[0])} of its peak, {condition} needs more than {shortest(np.exp(-budgets.flat[0]))}"
         )
-    return plain(height)
+    return float_if_scalar(height)
 
 
 def _largest_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
@@ -267,7 +277,7 @@ def _max_excess(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
     if has_axes(*tree_leaves(parameters)):
         return _entrywise(lambda base, width, epsilon: _max_excess(window, base, width, epsilon), base, width, epsilon)
     if xp is np:
-        return solve.maximum_on(lambda v: _excess(v, parameters), critical_points(window, base, width))
+        return solve.refined_maximum(lambda v: _excess(v, parameters), critical_points(window, base, width))
     ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
     return solve.maximum_between(_excess, parameters, xp.sort(xp.clip(ends, 0.0, 1.0)))
 
@@ -324,7 +334,7 @@ def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, 
     starts = np.stack(np.meshgrid(*axes), -1).reshape(-1, len(axes))
 
     def logits(parameters: tuple[Window, Base | None, Real]) -> np.ndarray:
-        window, base, epsilon = tree_map(lambda leaf: plain(np.asarray(leaf, np.float64)), parameters)
+        window, base, epsilon = tree_map(lambda leaf: float_if_scalar(np.asarray(leaf, np.float64)), parameters)
         best, width = best_shape(window, base, epsilon, condition, objective)
         x = [-np.log(2 / width - 1)]
         if isinstance(best, Quartic) and base is None:
@@ -409,12 +419,12 @@ def _best_width(window: Window, base: Base, epsilon: float, condition: str, obje
     def variance(logit: float) -> float:
         return _best_height_variance(window, base, _width_from_logit(logit), epsilon, condition, objective)
 
-    logit, value = solve.minimum_near_grid(variance, _LOGITS, xatol=_XATOL)
+    logit, value = solve.minimum_and_value_on_grid(variance, _LOGITS, xatol=_XATOL)
     return _width_from_logit(logit), value
 
 
 def _width_from_logit(logit: Real) -> Any:
-    return plain(2 / (1 + namespace(logit).exp(-logit)))
+    return float_if_scalar(2 / (1 + namespace(logit).exp(-logit)))
 
 
 @lru_cache(maxsize=512)
@@ -425,7 +435,7 @@ def _best_quartic(window: Window, epsilon: float, condition: str, objective: str
         return _best_width(window, Quartic(float(np.exp(log_edge))), epsilon, condition, objective)[1]
 
     lowest = float(np.log(lowest_edge(epsilon, condition)))
-    log_edge, value = solve.minimum_near_grid(variance, np.linspace(lowest, 0.0, _SCANNED_EDGES), xatol=_XATOL)
+    log_edge, value = solve.minimum_and_value_on_grid(variance, np.linspace(lowest, 0.0, _SCANNED_EDGES), xatol=_XATOL)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
 
 

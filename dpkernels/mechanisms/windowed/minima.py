@@ -17,7 +17,7 @@ Functions = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def minima_near_grid(functions: Functions, count: int, grid: np.ndarray, xatol: float) -> np.ndarray:
-    """Return, for each of some functions, the x of ``solve.minimum_near_grid``.
+    """Return, for each of some functions, the x of ``solve.minimum_and_value_on_grid``.
 
     ``functions(x, i)`` returns the value at x[j] of function i[j], for every j.
     """

@@ -14,7 +14,7 @@ from dpkernels.decimals import shortest
 from dpkernels.jax_on_use import Tracer, jax, jnp
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
+from dpkernels.numerics import Real, RealArray, cast_like, float_if_scalar, floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 # The number of points at which a user's function is evaluated. The table then defines the shape, so their number
@@ -35,7 +35,7 @@ class _Tables(NamedTuple):
 def _tables(f: RealArray) -> _Tables:
     xp, n = namespace(f), len(f) - 1
     midpoints = (f[:-1] + f[1:]) / 2
-    area = plain(midpoints.mean())
+    area = float_if_scalar(midpoints.mean())
     masses = xp.concatenate([xp.zeros(1), xp.cumsum(midpoints)]) / (n * area)
     segment_integrals = masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * area)
     integrals = xp.concatenate([xp.zeros(1), xp.cumsum(segment_integrals)])
@@ -43,7 +43,7 @@ def _tables(f: RealArray) -> _Tables:
     # Simpson's rule is exact for the cubic integrand of the variance.
     knots = np.linspace(0, 1, n + 1)
     knot_terms, midpoint_terms = (knots - 0.5) ** 2 * f, ((knots[:-1] + knots[1:]) / 2 - 0.5) ** 2 * midpoints
-    spread = plain((knot_terms[:-1] + 4 * midpoint_terms + knot_terms[1:]).mean() / 6 / area)
+    spread = float_if_scalar((knot_terms[:-1] + 4 * midpoint_terms + knot_terms[1:]).mean() / 6 / area)
     return _Tables(f, area, masses, segments, spread)
 
 
@@ -138,8 +138,8 @@ class _Tabulated:
         """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u, tables, n = floating(u), self.shape.tables, len(self.shape.values) - 1
         xp = namespace(u, tables.heights)
-        i = xp.clip(xp.searchsorted(like(tables.masses, u), u, side="right") - 1, 0, n - 1)
-        _, low, high, before, _ = xp.moveaxis(like(tables.segments, u)[i], -1, 0)
+        i = xp.clip(xp.searchsorted(cast_like(tables.masses, u), u, side="right") - 1, 0, n - 1)
+        _, low, high, before, _ = xp.moveaxis(cast_like(tables.segments, u)[i], -1, 0)
         remaining = xp.maximum(u - before, 0.0) * n * tables.area
         root = low + root_or_zero(low**2 + 2 * (high - low) * remaining)
         s = 2 * remaining / xp.where(root > 0, root, 1.0)
@@ -152,7 +152,7 @@ class _Tabulated:
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
         # One look-up gives the number too, since XLA may compute i at a knot twice and round it differently.
-        number, *heights_and_mass = xp.moveaxis(like(segments, z)[i], -1, 0)
+        number, *heights_and_mass = xp.moveaxis(cast_like(segments, z)[i], -1, 0)
         return position - number, *heights_and_mass
 
 
@@ -174,7 +174,7 @@ class TabulatedWindow(_Tabulated, Window):
 
     def _at_distance(self, d: Real, table: RealArray) -> Real:
         d = floating(d)
-        return namespace(d, table).interp(d, like(self.kinks, d), like(table, d), right=0.0)
+        return namespace(d, table).interp(d, cast_like(self.kinks, d), cast_like(table, d), right=0.0)
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class TabulatedBase(_Tabulated, Base):
 
     @property
     def lowest(self) -> Real:
-        return plain(self.shape.tables.heights.min())
+        return float_if_scalar(self.shape.tables.heights.min())
 
     def inward(self, d: Real) -> RealArray:
         return self._height(namespace(d).clip(d / 2, 0.0, 1.0))

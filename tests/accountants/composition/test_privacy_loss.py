@@ -22,7 +22,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.windowed.bases import Constant, Quartic
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
-from dpkernels.solve import falling_root, shares_with_ends, turning_points
+from dpkernels.solve import falling_root, turning_points, unit_grid_dense_at_ends
 
 PAIRS = {
     "gaussian": noise_pairs(Gaussian(1.3), 1.0)[0],
@@ -133,7 +133,7 @@ def test_the_larger_of_both_directions_has_their_losses():
 
 def test_turns_are_seen_however_near_to_an_end():
     for distance in (0.3, 2e-3, 1e-5, 3e-7):
-        turn, row = turning_points(lambda x, _, at=distance: -((x - (1 - at)) ** 2), shares_with_ends(65)[None])
+        turn, row = turning_points(lambda x, _, at=distance: -((x - (1 - at)) ** 2), unit_grid_dense_at_ends(65)[None])
         assert row.tolist() == [0]
         assert turn[0] == pytest.approx(1 - distance, abs=1e-3 * distance)
 

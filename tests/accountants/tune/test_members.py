@@ -49,7 +49,7 @@ def members(family: Any, count: int) -> list[dict[str, Any]]:
     random = np.random.default_rng(5)
     spans = np.array([one.span for one in family.domains.values() for _ in range(one.size)]).reshape(-1, 2)
     shares = random.uniform(-0.2, 1.2, (count if len(spans) else 1, len(spans)))
-    return [domains.values(family.domains, spans[:, 0] + (spans[:, 1] - spans[:, 0]) * share) for share in shares]
+    return [domains.constrain(family.domains, spans[:, 0] + (spans[:, 1] - spans[:, 0]) * share) for share in shares]
 
 
 def excess(mechanism: Any, delta: float) -> float:

@@ -64,9 +64,9 @@ def test_charges_are_what_a_filter_grants(tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "a")
         expected, found = outcome(model, price), outcome(ledger, price)
         assert found == (expected and f"{tmp_path / 'a'}: {expected}")
-        assert ledger.statement().spent == model.spent
-        assert ledger.statement().left == model.left
-    assert [entry.amounts for entry in ledger.statement().entries] == [charge.amounts for charge in model.charges]
+        assert ledger.state().spent == model.spent
+        assert ledger.state().left == model.left
+    assert [entry.amounts for entry in ledger.state().entries] == [charge.amounts for charge in model.charges]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
@@ -74,14 +74,14 @@ def test_ten_tenths_are_one(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "a", 1)
     for _ in range(10):
         ledger.charge(0.1)
-    assert ledger.statement().left == EpsilonDelta()
+    assert ledger.state().left == EpsilonDelta()
     with pytest.raises(BudgetExceeded, match=r"left epsilon 0, delta 0 \(budget epsilon 1, .*nothing was charged"):
         ledger.charge(0.1)
 
 
 def test_another_budget_is_an_error_and_the_same_is_not(tmp_path: Path) -> None:
     some_charges(tmp_path / "a")
-    assert len(Ledger.create(tmp_path / "a", 1.0, Fraction(1, 10**6)).statement().entries) == 5
+    assert len(Ledger.create(tmp_path / "a", 1.0, Fraction(1, 10**6)).state().entries) == 5
     with pytest.raises(LedgerError, match="a: has a budget of epsilon 1, delta 1e-06, not of epsilon 2, delta 0; "):
         Ledger.create(tmp_path / "a", 2)
     for less in ((0.5, 1e-6), (1.0, 1e-7), (1.0,)):
@@ -99,7 +99,7 @@ def test_wrong_charges_charge_nothing(tmp_path: Path, price: tuple[Any, ...]) ->
         ledger.charge(*price)
     with pytest.raises(UnicodeEncodeError):
         ledger.charge(0.1, 0, "\udce9")
-    assert len(ledger.statement().entries) == 5
+    assert len(ledger.state().entries) == 5
 
 
 def test_names_and_labels_of_every_kind(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_names_and_labels_of_every_kind(tmp_path: Path) -> None:
     ledger = Ledger.create(path, 1)
     for label in labels:
         ledger.charge(0.1, label=label)
-    assert [entry.label for entry in Ledger(path).statement().entries] == labels
+    assert [entry.label for entry in Ledger(path).state().entries] == labels
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
@@ -151,7 +151,7 @@ print(json.dumps(granted))
 
 def test_kill_9_at_random_moments(tmp_path: Path) -> None:
     granted = light(KILLED, tmp_path / "a", 45)
-    statement = Ledger(tmp_path / "a").statement()
+    statement = Ledger(tmp_path / "a").state()
     assert len(granted) == len(set(granted)) > 45
     assert set(granted) <= {entry.id for entry in statement.entries}
     assert len(granted) <= len(statement.entries) <= len(granted) + 45
@@ -169,7 +169,7 @@ for word in ("INSERT", "UPDATE", "COMMIT"):
         ledger.charge(0.1)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert len(Ledger(path).statement().entries) == 5
+    assert len(Ledger(path).state().entries) == 5
 print(json.dumps("done"))
 """
 )
@@ -178,12 +178,12 @@ print(json.dumps("done"))
 def test_kill_9_before_every_step_of_a_charge(tmp_path: Path) -> None:
     some_charges(tmp_path / "a")
     assert light(STOPPED, tmp_path / "a") == "done"
-    assert len(some_charges(tmp_path / "a", 1).statement().entries) == 6
+    assert len(some_charges(tmp_path / "a", 1).state().entries) == 6
 
 
 def test_a_journal_that_a_dead_process_left_is_rolled_back(tmp_path: Path) -> None:
     """The moment before a commit: pages written, the journal still there. Nobody was told that this was charged."""
-    expected = some_charges(tmp_path / "a").statement()
+    expected = some_charges(tmp_path / "a").state()
     before = (tmp_path / "a").read_bytes()
     writer = sqlite3.connect(tmp_path / "a", isolation_level=None)
     writer.execute("PRAGMA cache_size = 1")  # so that pages are written before the commit
@@ -193,7 +193,7 @@ def test_a_journal_that_a_dead_process_left_is_rolled_back(tmp_path: Path) -> No
         shutil.copy(tmp_path / f"a{ending}", tmp_path / f"b{ending}")
     writer.close()
     assert (tmp_path / "b").stat().st_size > len(before)
-    assert Ledger(tmp_path / "b").statement() == expected
+    assert Ledger(tmp_path / "b").state() == expected
     assert (tmp_path / "b").read_bytes() == before
     assert not (tmp_path / "b-journal").exists()
 
@@ -224,7 +224,7 @@ with os.fdopen(reading) as said:
 def test_racing_processes_spend_exactly_what_there_is(tmp_path: Path, writers: int, price: float) -> None:
     ends, granted = light(RACE, tmp_path / "a", writers, price)
     assert ends == [0] * writers, granted
-    statement, most = Ledger(tmp_path / "a").statement(), Fraction(1) // Fraction(repr(price))
+    statement, most = Ledger(tmp_path / "a").state(), Fraction(1) // Fraction(repr(price))
     assert len(granted) == len(statement.entries) == most
     assert sorted(int(words.split()[1]) for words in granted) == list(range(1, most + 1))
     assert 0 <= statement.left.epsilon < Fraction(repr(price))
@@ -256,7 +256,7 @@ def test_a_ledger_that_is_held_too_long(tmp_path: Path) -> None:
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(LedgerError, match=r"a: other processes held it for 0.1 s; nothing was charged"):
         ledger.charge(0.1)
-    assert len(ledger.statement().entries) == 5
+    assert len(ledger.state().entries) == 5
     other.execute("ROLLBACK")
     other.close()
     assert len(ledger.charge(0.1).entries) == 6
@@ -284,7 +284,7 @@ def test_a_full_disk_charges_nothing(tmp_path: Path) -> None:
     assert message.startswith(f"{tmp_path / 'a'}: reading or writing failed (disk I/O error)")
     ledger = Ledger(tmp_path / "a")
     assert names == ["a"]
-    assert [entry.id for entry in ledger.statement().entries] == granted
+    assert [entry.id for entry in ledger.state().entries] == granted
     assert len(ledger.charge(0.001, label="x" * 700).entries) == len(granted) + 1
 
 
@@ -293,7 +293,7 @@ def test_a_database_that_may_not_grow_charges_nothing(tmp_path: Path, monkeypatc
     monkeypatch.setattr(ledger_module, "_SETTINGS", (*ledger_module._SETTINGS, "max_page_count = 3"))
     with pytest.raises(LedgerError, match=r"the disk is full .*nothing was charged"):
         ledger.charge(0.1, label="x" * 10_000)
-    assert len(ledger.statement().entries) == 5
+    assert len(ledger.state().entries) == 5
     monkeypatch.undo()
     assert len(ledger.charge(0.1, label="x" * 10_000).entries) == 6
 
@@ -321,7 +321,7 @@ def test_a_folder_that_cannot_be_written() -> None:
         assert charging.startswith(f"{name}/a: cannot be ")
         assert "nothing was charged" in charging
         assert making.startswith(f"{name}/b: cannot be ")
-        assert len(Ledger(f"{name}/a").statement().entries) == 5
+        assert len(Ledger(f"{name}/a").state().entries) == 5
 
 
 # Damage
@@ -331,7 +331,7 @@ def assert_sound_or_refused(path: Path, expected: Any) -> bool:
     """A damaged file is refused by name, or nothing of what it means has changed. Says whether it was refused."""
     problem = ""
     try:
-        assert Ledger(path).statement() == expected
+        assert Ledger(path).state() == expected
     except LedgerError as error:
         problem = str(error)
         with pytest.raises(LedgerError):
@@ -341,7 +341,7 @@ def assert_sound_or_refused(path: Path, expected: Any) -> bool:
 
 
 def test_truncated_files(tmp_path: Path) -> None:
-    expected = some_charges(tmp_path / "a").statement()
+    expected = some_charges(tmp_path / "a").state()
     content = (tmp_path / "a").read_bytes()
     for length in [*range(0, len(content), 97), len(content) - 1, 4096, 8192]:
         (tmp_path / "b").write_bytes(content[:length])
@@ -349,7 +349,7 @@ def test_truncated_files(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes(tmp_path: Path) -> None:
-    expected = some_charges(tmp_path / "a").statement()
+    expected = some_charges(tmp_path / "a").state()
     content, source, refused = (tmp_path / "a").read_bytes(), random.Random(2), 0
     used = [at for at, byte in enumerate(content) if byte]
     for at in [*range(100), *source.sample(used, 250), *source.sample(range(len(content)), 50)]:
@@ -377,7 +377,7 @@ def test_a_file_that_still_reads_can_be_charged_and_then_reads(tmp_path: Path) -
         finally:
             for name in ("b-journal", "b-wal", "b-shm"):
                 (tmp_path / name).unlink(missing_ok=True)
-        assert Ledger(tmp_path / "b").statement() == after
+        assert Ledger(tmp_path / "b").state() == after
 
 
 NOT_LEDGERS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -486,7 +486,7 @@ def test_a_file_that_sqlite_finds_damaged_is_refused(tmp_path: Path) -> None:
 
 def test_forged_sums_are_refused(tmp_path: Path) -> None:
     forged(tmp_path / "a", "0.5", "0.5")
-    assert Ledger(tmp_path / "a").statement().left.epsilon == 0
+    assert Ledger(tmp_path / "a").state().left.epsilon == 0
     forged(tmp_path / "b", "0.5", "0.51")
     with pytest.raises(LedgerError, match=r"b: .*its charges of epsilon 1\.01, delta 0 exceed its budget of epsilon 1"):
         Ledger(tmp_path / "b")
@@ -502,7 +502,7 @@ def test_an_older_copy_or_another_ledger_is_noticed_by_whoever_saw_more(tmp_path
     some_charges(tmp_path / "b")
     shutil.copy(tmp_path / "b", tmp_path / "a")
     with pytest.raises(LedgerError, match="is now another ledger"):
-        ledger.statement()
+        ledger.state()
     (tmp_path / "a").unlink()
     with pytest.raises(FileNotFoundError):
         ledger.charge(0.1)
@@ -596,7 +596,7 @@ def test_the_charge_comes_before_the_data(run: Run, monkeypatch: pytest.MonkeyPa
     counts = []
 
     def fail(*_: Any, **__: Any) -> None:
-        counts.append(len(Ledger("people.ledger").statement().entries))
+        counts.append(len(Ledger("people.ledger").state().entries))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("dpkernels.cli.files.arrays.ArrayFile.pieces", fail)
@@ -665,7 +665,7 @@ def test_kill_9_of_a_release_leaves_the_charge_and_no_output(run: Run) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert not Path("out.npy").exists()
-    assert len(Ledger("people.ledger").statement().entries) == 1
+    assert len(Ledger("people.ledger").state().entries) == 1
     again = run(*given)
     assert again.err.startswith("dpkernels: removed 3 files of ")
     assert (again.code, "left epsilon 0.5" in again.err) == (3, True)

@@ -48,7 +48,7 @@ STAYS = "(charge 1 of epsilon 1, delta 0 stays in people.ledger: "
 
 def standing(path: str | Path = "people.ledger") -> list[int]:
     """The charges that count."""
-    found = Ledger(path).statement()
+    found = Ledger(path).state()
     return [one.id for one in found.entries if not one.voids and one.id not in found.voided]
 
 
@@ -62,7 +62,7 @@ def test_a_voided_charge_does_not_count_and_stays_in_the_ledger(tmp_path: Path) 
         with pytest.raises(BudgetExceeded):
             ledger.charge(0.1)
         assert ledger.void(number, "it failed").spent == EpsilonDelta()
-    found = Ledger(tmp_path / "a").statement()
+    found = Ledger(tmp_path / "a").state()
     assert [(one.id, one.voids, one.label) for one in found.entries[:2]] == [(1, 0, "query"), (2, 1, "it failed")]
     assert found.voided == {1: 2, 3: 4, 5: 6}
     assert found.left == EpsilonDelta(Fraction(1))
@@ -129,7 +129,7 @@ with os.fdopen(reading) as said: print(json.dumps([ends, [int(one) for one in sa
 """
     ends, kept = light(script, tmp_path / "a")
     assert ends == [0] * 4
-    statement = Ledger(tmp_path / "a").statement()  # which verifies the sum after every entry
+    statement = Ledger(tmp_path / "a").state()  # which verifies the sum after every entry
     assert len(standing(tmp_path / "a")) == sum(kept) == 6
     assert len(statement.entries) > 12
 
@@ -147,7 +147,7 @@ for word in ("INSERT", "UPDATE budget", "COMMIT"):
         ledger.void(charge)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL, word
-    found = Ledger(path).statement()
+    found = Ledger(path).state()
     left.append([len(found.entries), len(found.voided)])
 print(json.dumps(left))
 """
@@ -161,7 +161,7 @@ def test_kill_9_before_every_step_of_a_void_keeps_the_charge(tmp_path: Path) -> 
 
 def forge(path: Path, *rows: tuple[str, int]) -> None:
     """A ledger whose hashes are right, of (amount, number of the charge that the row voids)."""
-    head = Ledger.create(path, 1).statement().head
+    head = Ledger.create(path, 1).state().head
     for number, (price, voids) in enumerate(rows, 1):
         head = ledger_module._hash(head, number, "", "", price, "0", *ledger_module._voiding(voids))
         sql(path, f"INSERT INTO charges VALUES ({number}, '', '', '{price}', '0', '{head}', '{voids or ''}')")
@@ -185,13 +185,13 @@ def test_forged_voids_are_refused(tmp_path: Path, case: str) -> None:
     with pytest.raises(LedgerError, match=words):
         Ledger(tmp_path / "a")
     forge(tmp_path / "b", ("0.6", 0), ("0.6", 1), ("0.6", 0))
-    assert Ledger(tmp_path / "b").statement().spent.epsilon == Fraction(3, 5)
+    assert Ledger(tmp_path / "b").state().spent.epsilon == Fraction(3, 5)
     forged(tmp_path / "c", "0.5")
 
 
 def test_a_rehearsed_charge_is_refused_as_a_charge_is_and_changes_nothing(tmp_path: Path) -> None:
     ledger = some_charges(tmp_path / "a")
-    content, expected = (tmp_path / "a").read_bytes(), ledger.statement()
+    content, expected = (tmp_path / "a").read_bytes(), ledger.state()
     assert ledger.rehearse(0.5) == expected
     with pytest.raises(BudgetExceeded):
         ledger.rehearse(0.6)
@@ -419,7 +419,7 @@ from dpkernels.budgets.filters import EpsilonDelta
 from dpkernels.cli.ledger import LedgerAccount, Price, charging
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.perturb.output import Output
-from dpkernels.staging import path_of
+from dpkernels.staging import descriptor_path
 assert not {"jax", "numpy"} & set(sys.modules)
 os.chdir(sys.argv[1])
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
@@ -453,7 +453,7 @@ def release():
     with Output(Path("in.csv"), Path("out.csv")).run() as out:
         price = lambda: Price(EpsilonDelta(Fraction(1)), None, 1)
         with charging(LedgerAccount(Path("ledger")), price, "", out):
-            path_of(out.file).write_text("reports")
+            descriptor_path(out.file).write_text("reports")
             step()
             if FAILS:
                 with independent_of_reports():
@@ -482,7 +482,7 @@ while killed:
     for name in ("out.csv", "out.csv.json"):
         Path(name).unlink(missing_ok=True)
     killed = dying(at)
-    statement = Ledger("ledger").statement()
+    statement = Ledger("ledger").state()
     standing = len([one for one in statement.entries if not one.voids]) - len(statement.voided)
     files = [one.read_text() for one in Path().iterdir() if one.name != "in.csv" and one.suffix in (".csv", ".part")]
     found.append([standing, len(statement.voided), "reports" in files])

@@ -67,7 +67,7 @@ def test_the_charge_is_that_of_the_rows_about_one_person(run: Run, case: str) ->
     assert done.code == 0, done.err
     assert f"charge 1 of epsilon {epsilon}," in done.out
     assert "if all" not in done.out or "--rows" not in arguments
-    assert Ledger("people.ledger").statement().spent.epsilon == Fraction(epsilon)
+    assert Ledger("people.ledger").state().spent.epsilon == Fraction(epsilon)
     sidecar = "out.csv/_release.json" if arguments[1] == "in" else f"{target}.json"
     charge = charge_of(sidecar)
     assert (charge["epsilon"], charge["charged_rows"]) == (epsilon, rows)
@@ -132,7 +132,7 @@ def test_a_file_that_changes_after_the_charge_is_not_released(
     assert_refused(refused, 1, f"IN: had 4 rows when they were charged, and {5 if more else 3} when they were read")
     assert "is voided: nothing was released" in refused.err
     assert not Path("out.csv").exists()
-    assert Ledger("people.ledger").statement().spent.epsilon == 0
+    assert Ledger("people.ledger").state().spent.epsilon == 0
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

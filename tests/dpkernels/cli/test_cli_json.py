@@ -60,7 +60,7 @@ def test_all_bad_rows_are_in_json_without_their_values(run: Run) -> None:
     assert "is voided: nothing was released" in form["charge"]
     for value in ("secret", "501.25", "1e400"):
         assert value not in done.out
-    assert Ledger("people.ledger").statement().spent == (0, 0)
+    assert Ledger("people.ledger").state().spent == (0, 0)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -143,7 +143,7 @@ def test_options_in_a_file_make_the_same_release(run: Run, known_secret: None) -
     assert second.code == 0, second.err
     assert Path("out.csv").read_bytes() == Path("released.csv").read_bytes()
     assert Path("again.toml").read_text(encoding="utf-8") == text
-    labels = [entry.label for entry in Ledger("l.ledger").statement().entries]
+    labels = [entry.label for entry in Ledger("l.ledger").state().entries]
     assert labels == ['é"\\night: perturb in.csv to out.csv'] * 2
 
 
@@ -189,7 +189,7 @@ def test_the_ledger_of_the_environment_is_charged(run: Run, monkeypatch: pytest.
     assert run(*RELEASE).code == 0
     assert run(*RELEASE, "--force").code == 3
     assert run(*RELEASE, "--force", "--ledger", "other.ledger").code == 0
-    assert [ledger.statement().spent.epsilon for ledger in (usual, other)] == [1, 1]
+    assert [ledger.state().spent.epsilon for ledger in (usual, other)] == [1, 1]
 
 
 def test_the_ledger_of_the_environment_is_the_same_in_every_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_paths_of_a_file_of_options_are_in_its_folder(run: Run, monkeypatch: pyt
     for name, code in (("a.csv", 0), ("b.csv", 3)):
         assert run("perturb", "../in.csv", name, "--config", "../night.toml").code == code
     assert not Path("l.ledger").exists()
-    assert Ledger("../l.ledger").statement().spent.epsilon == 2
+    assert Ledger("../l.ledger").state().spent.epsilon == 2
 
 
 def test_a_saved_release_charges_the_ledger_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_one_budget_for_all_rows_is_charged_once(run: Run, budget: str, mechanis
     done = run("perturb", source, "out.csv", "--column", "answer", *options)
     assert done.code == 0, done.err
     epsilon, _, delta = budget.partition(",")
-    spent = Ledger("l.ledger").statement().spent
+    spent = Ledger("l.ledger").state().spent
     assert spent == (Fraction(epsilon), Fraction(delta or "0"))
     assert f"all {N} rows together" in done.out
     right = (1 + float(delta or 0) * math.exp(-float(epsilon))) / (1 + math.exp(-float(epsilon)))

@@ -189,7 +189,7 @@ def test_a_disk_without_room_is_found_before_the_charge(run: Run, monkeypatch: p
         more = ["--sidecar", "out.json"] if target == "-" else []
         done = run("perturb", source, target, *more, *COLUMN, *AGE, *LEDGER)
         assert_refused(done, 5, "the disk has 5000 bytes left, and about ")
-    assert Ledger("people.ledger").statement().entries == ()
+    assert Ledger("people.ledger").state().entries == ()
     assert_nothing_but("in", "in.csv", "people.ledger")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 30, 1 << 30, 50_000))
     assert run("perturb", "in.csv", "out.csv", *COLUMN, *AGE, *LEDGER).code == 0

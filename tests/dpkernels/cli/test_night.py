@@ -64,7 +64,7 @@ def test_a_night(job: Any, tmp_path: Path) -> None:
     assert "stays in" in form["charge"]
     assert "--resume" not in form["charge"]
     assert job(*arguments, "--resume")[0] == 2
-    assert ledger.statement().spent.epsilon == 1
+    assert ledger.state().spent.epsilon == 1
 
     # A killed run, and its resume by the scheduler.
     killed = subprocess.Popen(
@@ -77,7 +77,7 @@ def test_a_night(job: Any, tmp_path: Path) -> None:
         time.sleep(0.001)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    spent = ledger.statement().spent.epsilon
+    spent = ledger.state().spent.epsilon
     assert not Path("out").exists()
     (left,) = tmp_path.glob(".dpkernels-*.parts")
     before = {
@@ -87,12 +87,12 @@ def test_a_night(job: Any, tmp_path: Path) -> None:
     }
     code, form = job(*arguments, "--resume")
     assert (code, form["rows"]) == (0, 39 * 200 + 40_000)
-    assert ledger.statement().spent.epsilon == spent
+    assert ledger.state().spent.epsilon == spent
     assert all(Path("out", name).read_bytes() == text for name, text in before.items())
 
     # A ledger that is exhausted.
-    while ledger.statement().left.epsilon:
-        ledger.charge(ledger.statement().left.epsilon)
+    while ledger.state().left.epsilon:
+        ledger.charge(ledger.state().left.epsilon)
     code, form = job("perturb", "in", "third", *options)
     assert (code, form["code"], form["charge"]) == (3, 3, None)
     assert not Path("third").exists()

@@ -34,7 +34,7 @@ from dpkernels.cli import interrupts
 from dpkernels.cli.files.delimited import DelimitedFile
 from dpkernels.cli.perturb import output, summary
 from dpkernels.cli.perturb.output import Output, own_sidecar, sidecar_path
-from dpkernels.staging import TakenError, claimed, path_of, sha256_and_size, staged, staged_folder, sweep
+from dpkernels.staging import TakenError, claimed, descriptor_path, sha256_and_size, staged, staged_folder, sweep
 
 run = pytest.fixture(command, name="run")
 
@@ -53,7 +53,7 @@ EVERY_STEP = """
 import hashlib, json, os, signal, sys, traceback
 from pathlib import Path
 from dpkernels.cli.perturb.output import Output, check_target, own_sidecar, sidecar_path
-from dpkernels.staging import path_of, sha256_and_size
+from dpkernels.staging import descriptor_path, sha256_and_size
 assert not {"jax", "numpy"} & set(sys.modules)
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
 
@@ -73,7 +73,7 @@ sys.addaudithook(dies)
 def release(content, force):
     check_target(SOURCE, TARGET, force)
     with Output(SOURCE, TARGET, force).run() as out:
-        path_of(out.file).write_text(content)
+        descriptor_path(out.file).write_text(content)
         sha256, size = sha256_and_size(out.file)
         out.commit(json.dumps({"format": 3, "of": content, "output": {"sha256": sha256, "bytes": size}}) + "\\n")
 
@@ -173,7 +173,7 @@ def sidecar_text(content: str) -> str:
 
 def release(content: str, force: bool = True) -> None:
     with Output(Path("in.csv"), Path("out.csv"), force).run() as new:
-        path_of(new.file).write_text(content)
+        descriptor_path(new.file).write_text(content)
         new.commit(sidecar_text(content))
 
 
@@ -259,7 +259,7 @@ def race(count: int) -> None:
     for code, error in zip(codes, errors, strict=True):
         words = {0: "", 1: "out.csv: another process is writing it", 2: "out.csv exists; --force replaces it"}
         assert words[code] in error
-    assert len(Ledger("people.ledger").statement().entries) == 1
+    assert len(Ledger("people.ledger").state().entries) == 1
     assert_nothing_but(*OURS, "people.ledger")
 
 
@@ -277,10 +277,10 @@ def test_a_claimed_output_is_refused_and_what_is_there_is_not_touched(run: Run) 
     Path("in.csv").write_text(GOOD_CSV)
     Ledger.create("people.ledger", 1)
     with Output(Path("in.csv"), Path("out.csv")).run() as other:
-        path_of(other.file).write_text("half")
+        descriptor_path(other.file).write_text("half")
         refused = run(*GIVEN, "--ledger", "people.ledger")
         assert_refused(refused, 5, "out.csv: another process is writing it")
-        assert Ledger("people.ledger").statement().entries == ()
+        assert Ledger("people.ledger").state().entries == ()
         other.commit(sidecar_text("half"))
     assert Path("out.csv").read_text() == "half"
     assert_nothing_but(*OURS, "people.ledger")
@@ -360,7 +360,7 @@ def test_standard_output_that_is_killed_leaves_no_copy(run: Run, tmp_path: Path)
     assert process.wait() == -signal.SIGKILL
     process.stdout.close()
     assert list(Path("temporary").iterdir()) == []
-    assert len(Ledger("people.ledger").statement().entries) == 1
+    assert len(Ledger("people.ledger").state().entries) == 1
     with Path("in.csv").open() as source:
         again = subprocess.run(
             [*COMMAND, *arguments],
@@ -382,7 +382,7 @@ def test_the_private_copy_of_standard_output_has_no_name(run: Run, monkeypatch: 
     seen = list[int]()
 
     def noted(file: Any) -> Any:
-        seen.extend((path_of(file).stat().st_size, len(list(Path("temporary").iterdir()))))
+        seen.extend((descriptor_path(file).stat().st_size, len(list(Path("temporary").iterdir()))))
         return sha256_and_size(file)
 
     monkeypatch.setattr("dpkernels.cli.perturb.plan.sha256_and_size", noted)
@@ -438,10 +438,10 @@ def test_a_link_put_in_place_of_the_new_file_is_not_written_through(run: Run) ->
     Path("in.csv").write_text(GOOD_CSV)
     Path("victim").write_text("mine")
     with Output(Path("in.csv"), Path("out.csv")).run() as new:
-        (name,) = (path for path in Path().glob(".dpkernels-*.part") if path.samefile(path_of(new.file)))
+        (name,) = (path for path in Path().glob(".dpkernels-*.part") if path.samefile(descriptor_path(new.file)))
         name.unlink()
         name.symlink_to("victim")
-        path_of(new.file).write_text("reports")
+        descriptor_path(new.file).write_text("reports")
         assert Path("victim").read_text() == "mine"
 
 

@@ -89,8 +89,8 @@ def test_a_killed_run_is_continued(run: Run, monkeypatch: pytest.MonkeyPatch, co
     parts = json.loads(Path("out", SIDECAR).read_text())["output"]["parts"]
     assert [(part["name"], part["input"]) for part in parts] == [(f"{at:04}.parquet",) * 2 for at in range(FILES)]
     if more:
-        assert Ledger("people.ledger").statement().spent.epsilon == 1
-        assert [entry.amounts.epsilon for entry in Ledger("people.ledger").statement().entries] == [1, 0, 0]
+        assert Ledger("people.ledger").state().spent.epsilon == 1
+        assert [entry.amounts.epsilon for entry in Ledger("people.ledger").state().entries] == [1, 0, 0]
     assert not [path for path in Path().iterdir() if path.name.startswith(".dpkernels")]
     assert_refused(run(*RELEASE, *more, "--resume"), 2)
 
@@ -101,7 +101,7 @@ def test_a_folder_that_others_can_write_is_not_continued(run: Run, monkeypatch: 
     left.chmod(mode)
     assert_refused(run(*RELEASE, *LEDGER, "--resume"), 2, "other users can write there")
     assert left.is_dir()
-    assert Ledger("people.ledger").statement().spent.epsilon == 1
+    assert Ledger("people.ledger").state().spent.epsilon == 1
     left.chmod(0o755)
     assert run(*RELEASE, *LEDGER, "--resume").code == 0
 
@@ -160,12 +160,12 @@ def test_a_run_is_not_continued_after_a_change(run: Run, monkeypatch: pytest.Mon
     left = killed(run, monkeypatch, 2, LEDGER)
     change, more, words = CHANGES[name]
     change(left)
-    spent = Ledger("people.ledger").statement().spent
+    spent = Ledger("people.ledger").state().spent
     arguments = RELEASE if "--upper" not in more else [*RELEASE[:3], *COLUMN, "--lower", "0", "--epsilon", "1"]
     done = run(*arguments, *more, "--resume")
     assert_refused(done, 1 if "damaged" in name else 2, words)
     assert not Path("out").exists()
-    assert Ledger("people.ledger").statement().spent == spent
+    assert Ledger("people.ledger").state().spent == spent
 
 
 def test_a_run_of_another_version_is_not_continued(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_a_disk_that_was_full_costs_no_second_charge(run: Run, monkeypatch: pyte
     assert run(*RELEASE, *LEDGER).code == 3  # which removes nothing
     assert run(*RELEASE, *LEDGER, "--resume").code == 0
     assert all(Path("out", name).read_bytes() == text for name, text in before.items())
-    assert Ledger("people.ledger").statement().spent.epsilon == 1
+    assert Ledger("people.ledger").state().spent.epsilon == 1
 
 
 def test_a_disk_that_is_full_before_the_first_part_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_a_disk_that_is_full_before_the_first_part_costs_nothing(run: Run, monke
         assert_refused(run(*RELEASE, *LEDGER), 5, "No space left on device", "is voided")
     assert list(Path().glob(".dpkernels-*")) == []
     assert run(*RELEASE, *LEDGER).code == 0
-    assert Ledger("people.ledger").statement().spent.epsilon == 1
+    assert Ledger("people.ledger").state().spent.epsilon == 1
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -312,7 +312,7 @@ def test_a_charge_whose_run_was_copied_is_not_voided(run: Run, monkeypatch: pyte
 
     monkeypatch.setattr(LocalFolder, "commit", interrupted)
     assert_refused(run(*RELEASE, *LEDGER), 1, "stays in people.ledger", "a copy of the run was continued")
-    assert Ledger("people.ledger").statement().spent.epsilon == 1
+    assert Ledger("people.ledger").state().spent.epsilon == 1
 
 
 def test_what_cannot_be_continued_is_refused(run: Run) -> None:

@@ -188,7 +188,7 @@ def test_the_ledger_of_the_environment_is_charged_for_statistics(folder, monkeyp
     monkeypatch.setenv("DPKERNELS_LEDGER", str(folder / "usual"))
     ledger = Ledger.create("usual", 1)
     run("release people.csv out.csv --count --epsilon 0.75")
-    assert ledger.statement().spent.epsilon == 0.75
+    assert ledger.state().spent.epsilon == 0.75
     run("release people.csv more.csv --count --epsilon 0.75", fails=True)
     assert not (folder / "more.csv").exists()
 
@@ -209,7 +209,7 @@ def test_a_release_of_statistics_that_fails_says_what_became_of_its_charge(
     form = json.loads(capsys.readouterr().out)
     assert form["code"] == 1
     assert ("stays in l" if spent else "is voided") in form["charge"]
-    assert ledger.statement().spent.epsilon == spent
+    assert ledger.state().spent.epsilon == spent
     assert {path.name for path in folder.iterdir()} == names
 
 

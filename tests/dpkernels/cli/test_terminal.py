@@ -282,7 +282,7 @@ def test_names_of_columns_and_groups_disturb_no_terminal(log: Callable[..., Resu
 
 
 def test_a_forged_ledger_disturbs_no_terminal(log: Callable[..., Result]) -> None:
-    start = Ledger.create("a", 5).statement()
+    start = Ledger.create("a", 5).state()
     forged = ledger_module.LedgerState(f"{ESCAPE}\nfake", f"{ESCAPE}\nfake", start.budget)
     entry = forged.next(f"{ESCAPE}\nfake", f"{ESCAPE}\nfake", type(start.budget)(1, 0))
     connection = sqlite3.connect("a")

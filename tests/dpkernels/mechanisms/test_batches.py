@@ -22,7 +22,7 @@ from dpkernels.mechanisms.windowed import minima
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import _excess, _excess_bound, _max_excess, critical_points
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle
-from dpkernels.solve import maximum_on
+from dpkernels.solve import refined_maximum
 
 NOISE = LAWS | {
     "logistic": Logistic(0.7),
@@ -279,7 +279,7 @@ def test_on_a_plateau_the_max_excess_is_one_without_a_search():
         for width in [*random.uniform(1e-5, 1.33, 8).tolist(), 1.33, 1.34, 1.6, 1.99]:
             parameters = window, Constant(), width, float(random.uniform(0.01, 3))
             points = critical_points(*parameters[:3])
-            dense = maximum_on(lambda v, parameters=parameters: _excess(v, parameters), points)
+            dense = refined_maximum(lambda v, parameters=parameters: _excess(v, parameters), points)
             assert _max_excess(*parameters) == dense
             assert (dense == 1.0) == (width < 4 / 3)
             assert 0.8 * dense <= float(_excess_bound(*parameters)) <= dense

@@ -17,7 +17,7 @@ from scipy import stats
 
 import accountants
 import dpkernels as dpk
-from dpkernels.caching import memory_of
+from dpkernels.caching import memory_size
 from dpkernels.exact import batches
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.bounded.sampler import split_products
@@ -381,7 +381,7 @@ def test_values_that_do_not_fit_are_refused_before_a_charge(x, message, tmp_path
     for options in ({}, {"exact": False}, {"ledger": ledger, "rows": "same-people"}):
         with pytest.raises(ValueError, match=message):
             dpk.perturb(x, batch, **options)
-    assert not ledger.statement().entries
+    assert not ledger.state().entries
     shuffled = np.where(np.arange(6) == 2, 1.9 * LENGTHS[:6].max(), 0.0)
     if LENGTHS[2] < LENGTHS[:6].max():
         with pytest.raises(ValueError, match="row 2 is"):
@@ -466,7 +466,7 @@ def test_a_changed_array_changes_no_release():
 
 def test_the_memory_of_a_batch_counts():
     batch = dpk.laplace(epsilon=1.0, sensitivity=np.arange(1.0, 1001.0))
-    assert memory_of(batch) > 2 * 8 * 1000  # Sensitivities and scales.
+    assert memory_size(batch) > 2 * 8 * 1000  # Sensitivities and scales.
 
 
 def test_no_array_of_a_batch_can_be_changed():

@@ -228,7 +228,7 @@ dpk.perturb(np.ones(3), dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0), ledg
 def test_a_process_that_dies_between_charge_and_release_has_charged(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "a")], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert Ledger(tmp_path / "a").statement().spent.epsilon == 3
+    assert Ledger(tmp_path / "a").state().spent.epsilon == 3
 
 
 RACING = """
@@ -250,4 +250,4 @@ def test_two_processes_release_what_the_budget_pays_for(tmp_path: Path) -> None:
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     released = [json.loads(process.communicate(timeout=120)[0]) for process in both]
     assert sum(released) == 60
-    assert Ledger(tmp_path / "a").statement().left.epsilon == 0
+    assert Ledger(tmp_path / "a").state().left.epsilon == 0

@@ -246,7 +246,7 @@ def test_a_file_that_has_changed_is_refused_before_the_charge(name, person, tmp_
     changes(path)[name]()
     with pytest.raises((RuntimeError, OSError), match=r"changed|No such file"):
         s.count(epsilon=1.0)
-    assert s.spent.epsilon == ledger.statement().spent.epsilon == 1
+    assert s.spent.epsilon == ledger.state().spent.epsilon == 1
 
 
 def test_a_frame_that_has_changed_is_refused_before_the_charge():

@@ -336,13 +336,13 @@ def test_a_ledger_is_charged_before_anything_is_drawn(tmp_path, monkeypatch):
     s = of(epsilon=None, ledger=ledger)
 
     def broken(*_, **__):
-        assert str(ledger.statement().left) == "epsilon 0.6, delta 1e-06"
+        assert str(ledger.state().left) == "epsilon 0.6, delta 1e-06"
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Run, "sums", broken)
     with pytest.raises(KeyboardInterrupt):
         s.count(epsilon=0.4)
-    assert str(ledger.statement().spent) == str(s.spent) == "epsilon 0.4, delta 0"
+    assert str(ledger.state().spent) == str(s.spent) == "epsilon 0.4, delta 0"
 
 
 def test_sessions_with_one_ledger_do_not_overspend(tmp_path):
@@ -364,7 +364,7 @@ def test_sessions_with_one_ledger_do_not_overspend(tmp_path):
     for thread in threads:
         thread.join()
     assert (len(released), len(refused)) == (10, 6)
-    assert str(accountants.Ledger(ledger).statement().left) == "epsilon 0, delta 0"
+    assert str(accountants.Ledger(ledger).state().left) == "epsilon 0, delta 0"
     assert str(sessions[1].left) == "epsilon 0, delta 0"
 
 
@@ -405,7 +405,7 @@ def test_a_forked_process_has_no_second_session(tmp_path):
                 os._exit(7 if "use a Ledger" in str(error) else 2)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert not accountants.Ledger(ledger).statement().entries
+    assert not accountants.Ledger(ledger).state().entries
 
 
 @pytest.mark.parametrize("twice", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -431,7 +431,7 @@ def check_budget(s):
     spent = sum(entry.cost.epsilon for entry in s._entries)
     assert spent == s.spent.epsilon == s._filter.spent.epsilon
     if s._ledger is not None:
-        assert s._ledger.statement().spent.epsilon == spent
+        assert s._ledger.state().spent.epsilon == spent
 
 
 def test_every_release_is_charged(tmp_path):

@@ -28,7 +28,7 @@ from accountants.composition.brackets.masses import RATIO, Masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
-from accountants.loss_intervals import UNIT, IntervalMasses, LossIntervals, points_at_levels
+from accountants.loss_intervals import IntervalMasses, LossIntervals, points_at_levels
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -37,6 +37,7 @@ from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.windowed.bases import Quartic
 from dpkernels.mechanisms.windowed.windows import Sine, Uniform
+from dpkernels.numerics import UNIT_ROUNDOFF
 
 COUNT, SIGMA, TILT = 2000, 40.0, 6.0
 MU = math.sqrt(COUNT) / SIGMA
@@ -162,7 +163,7 @@ def test_losses_of_stages_are_moved_to_their_side(side):
     tilted = [compose([part], step, 0.5, side, 1, is_linear=is_linear) for is_linear in (False, True)]
     for total in [*tilted, sums.compose_directly([part], step, 1e-12, side, 1)]:
         moved = total.loss - np.round(total.loss / (RATIO * step)) * RATIO * step
-        assert np.all(side * moved >= 16 * UNIT * 200 * RATIO * step)
+        assert np.all(side * moved >= 16 * UNIT_ROUNDOFF * 200 * RATIO * step)
         assert np.all(side * moved <= 1e-9 * step)
 
 
