@@ -170,8 +170,8 @@ class Session:
         """Return the budget of this session and that of the ledger, as far as there are any, with what is left."""
         budgets = [] if self._filter is None else [(self._filter.budget, self._filter.left)]
         if self._ledger is not None:
-            statement = self._ledger.state()
-            budgets.append((statement.budget, statement.left))
+            state = self._ledger.state()
+            budgets.append((state.budget, state.left))
         return budgets
 
     def _cost(self, epsilon: Amount | None, share: Amount | None, delta: Amount) -> EpsilonDelta:
