@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dpkernels.cache_folder import keep_programs
-from dpkernels.cli.errors import DONE, FAILED, error_form, exit_code, message_of, traceback_of
+from dpkernels.cli.errors import DONE, FAILED, error_document, error_message, exit_code, format_traceback
 from dpkernels.cli.interrupts import Requests, interruptible
 from dpkernels.cli.terminal import (
     answer_in_json,
     begin,
     is_answer_in_json,
-    is_kept_for_data,
     is_redacted,
-    say,
+    is_stdout_reserved,
+    print_message,
     show,
     warn_of_library,
 )
@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     requests = Requests()
     begin()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    answer_in_json(_JSON in given)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
+    answer_in_json(_JSON in command_line)
     try:
         with interruptible(requests, last=arguments is None), warnings.catch_warnings():
             warnings.showwarning = warn_of_library
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 os.close(descriptor)
                 keep_programs()
                 defer()
-            return _run(given)
+            return _run(command_line)
     except KeyboardInterrupt as error:
         return _fail(error, "interrupted")
     except Exception as error:
@@ -87,27 +87,27 @@ def _failed(error: Exception, requests: Requests) -> int:
     except OSError:  # Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if os.environ.get("DPKERNELS_DEBUG") == "1":
-        show(traceback_of(error, with_texts=not is_redacted()), error=True)
+        show(format_traceback(error, with_texts=not is_redacted()), error=True)
     if requests.finished:
-        say(f"the output is complete; what came after failed: {message_of(error)}")
+        print_message(f"the output is complete; what came after failed: {error_message(error)}")
         return DONE
-    if requests.asked:  # while a library was imported or ran, which made another error of it
+    if requests.signal_number:  # while a library was imported or ran, which made another error of it
         return _fail(error, "interrupted")
-    if isinstance(error, BrokenPipeError) and not _left_behind(error):
+    if isinstance(error, BrokenPipeError) and not _consequence(error):
         return FAILED  # The reader of stdout has gone, and wants no message; but what was charged is told.
-    return _fail(error, message_of(error), exit_code(error))
+    return _fail(error, error_message(error), exit_code(error))
 
 
 def _fail(error: BaseException, message: str, code: int = FAILED) -> int:
-    left, as_json = _left_behind(error), is_answer_in_json()
+    consequence, as_json = _consequence(error), is_answer_in_json()
     if as_json:
         with suppress(OSError):
-            show(json.dumps(error_form(error, message, code, left), indent=2), error=is_kept_for_data())
-    if not (as_json and is_kept_for_data()):
-        say(f"error: {message}" + (f" {left}" if left else ""))
+            show(json.dumps(error_document(error, message, code, consequence), indent=2), error=is_stdout_reserved())
+    if not (as_json and is_stdout_reserved()):
+        print_message(f"error: {message}" + (f" {consequence}" if consequence else ""))
     return code
 
 
-def _left_behind(error: BaseException) -> str:
+def _consequence(error: BaseException) -> str:
     """Return what a failure left behind, such as a charge. It is not a note of the error: libraries add notes too."""
     return getattr(error, "left_behind", "")

@@ -19,10 +19,10 @@ from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MAX_REPORTS
 from dpkernels import checks
 from dpkernels.bounded_json import JsonObject
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.options import single, usage_errors
-from dpkernels.cli.perturb.sidecar import guarantee, noise_of, parameters
+from dpkernels.cli.perturb.sidecar import describe_noise, guarantee, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import format_number, shortest
 from dpkernels.exact.certificate import CertificateError
@@ -52,7 +52,7 @@ _SHUFFLED_COVERS = (
 # The points at which the profile is printed by default.
 _DELTAS = (1e-5, 1e-6, 1e-9)
 _RISK_DELTA = 1e-6  # of beliefs, by default
-_SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
+_EPSILON_FRACTIONS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
 _EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # of a mechanism without a claim
 
 # Rows of a table, whose first entry is the argument; null is infinite.
@@ -87,7 +87,9 @@ class Account:
     deltas: Sequence[float]  # where to print epsilon; empty for the usual ones
 
     @classmethod
-    def of(cls, name: str, options: Mapping[str, Any], epsilons: Sequence[float], deltas: Sequence[float]) -> Account:
+    def from_options(
+        cls, name: str, options: Mapping[str, Any], epsilons: Sequence[float], deltas: Sequence[float]
+    ) -> Account:
         built = mechanism(name, options, release=False)
         with usage_errors(errors=(TypeError, ValueError)):
             accountants.delta(built, 1.0)
@@ -128,16 +130,16 @@ class Account:
     @property
     def description(self) -> str:
         """Return the mechanism, its options, and the parameters of its noise, in words."""
-        noise = noise_of(self.mechanism)
-        options = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in self.options.items())
+        noise = describe_noise(self.mechanism)
+        options = ", ".join(f"{name.replace('_', '-')} {_format_option(value)}" for name, value in self.options.items())
         return f"{self.name} ({options})" + (f"; noise of {noise}" if noise else "")
 
     @property
     def errors(self) -> dict[str, float]:
         built: Any = self.mechanism
         if isinstance(built, Categorical):
-            whole, empty = float(built.mean_squared_error()), float(built.share_variance(0.0))
-            return {"mean squared error": whole, "share variance": empty}
+            total_error, share_variance = float(built.mean_squared_error()), float(built.share_variance(0.0))
+            return {"mean squared error": total_error, "share variance": share_variance}
         if isinstance(built, PrefixPlan):
             return {"share variance": float(len(built.levels) * built.levels[-1].share_variance(0.0))}
         if not isinstance(self.mechanism, Additive):
@@ -155,13 +157,15 @@ class Account:
         try:
             claim = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
-            return f"no release: {text_of(error)}"
+            return f"no release: {error_text(error)}"
         return f"a release attains epsilon {shortest(claim.realised_epsilon)}, delta {shortest(claim.realised_delta)}"
 
     @property
     def tables(self) -> dict[str, Rows]:
         claim = self.options.get("epsilon")
-        epsilons = self.epsilons or (_EPSILONS if claim is None else [share * claim for share in _SHARES])
+        epsilons = self.epsilons or (
+            _EPSILONS if claim is None else [fraction * claim for fraction in _EPSILON_FRACTIONS]
+        )
         deltas = self.deltas or _DELTAS
         epsilons_at_deltas = [accountants.epsilon(self.mechanism, float(delta)) for delta in deltas]
         return {
@@ -204,7 +208,7 @@ class Account:
         _write_with_note(_figure(self, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
 
-def _shown(value: Any) -> str:
+def _format_option(value: Any) -> str:
     if isinstance(value, tuple) and isinstance(value[0], str):
         return ",".join(value[:6]) + (",.." if len(value) > 6 else "")
     return value if isinstance(value, str) else ",".join(map(shortest, np.ravel(value)))
@@ -231,8 +235,8 @@ def _as_text(facts: Mapping[str, str], tables: Mapping[str, Rows], label: Callab
     for rows in filter(None, tables.values()):
         cells = [[name.replace("_", " ") for name in rows[0]]]
         for row in rows:
-            (_, place), *bounds = row.items()
-            cells.append([label(place), *(_as_bound(value, upper=name != "at_least") for name, value in bounds)])
+            (_, argument), *bounds = row.items()
+            cells.append([label(argument), *(_as_bound(value, upper=name != "at_least") for name, value in bounds)])
         lines += ["", *aligned(cells)]
     return "\n".join(lines)
 
@@ -296,34 +300,38 @@ class Risk:
     report: Any  # An ``accountants.risk.RiskReport``.
 
     @classmethod
-    def of(cls, account: Account | SeveralReports) -> Risk:
-        one = account if isinstance(account, Account) else account.single_report
-        if len(one.deltas) > 1 or one.epsilons:
+    def from_account(cls, account: Account | SeveralReports) -> Risk:
+        single_report = account if isinstance(account, Account) else account.single_report
+        if len(single_report.deltas) > 1 or single_report.epsilons:
             raise click.UsageError("--risk: takes one --at-delta and no --at-epsilon")
-        guarantee = accountants.guarantee(one.mechanism) if isinstance(account, Account) else account.guarantee
-        (delta,) = one.deltas or (_RISK_DELTA,)
+        guarantee = (
+            accountants.guarantee(single_report.mechanism) if isinstance(account, Account) else account.guarantee
+        )
+        (delta,) = single_report.deltas or (_RISK_DELTA,)
         return cls(account, guarantee.report(delta))
 
     def to_dict(self) -> dict[str, object]:
-        form = self.account.to_dict()
-        return {name: form[name] for name in form if name not in self.account.tables} | {"risk": self.report.to_dict()}
+        document = self.account.to_dict()
+        return {name: document[name] for name in document if name not in self.account.tables} | {
+            "risk": self.report.to_dict()
+        }
 
     def __str__(self) -> str:
-        one = self.account if isinstance(self.account, Account) else self.account.single_report
-        return f"{one.description}\n\n{self.report}"
+        single_report = self.account if isinstance(self.account, Account) else self.account.single_report
+        return f"{single_report.description}\n\n{self.report}"
 
     def plot(self, target: Path) -> None:
         self.report.plot(target)
 
 
-def account_for(name: str, risk: bool = False, **options: Any) -> Account | SeveralReports | Risk:
+def privacy_account(name: str, risk: bool = False, **options: Any) -> Account | SeveralReports | Risk:
     """Account for one report of a mechanism, several that are composed, or shuffled ones of its certified integers."""
-    account = _account_for(name, **options)
+    account = _build_account(name, **options)
     with usage_errors("--risk: "):
-        return Risk.of(account) if risk else account
+        return Risk.from_account(account) if risk else account
 
 
-def _account_for(
+def _build_account(
     name: str,
     at_epsilon: Sequence[float],
     at_delta: Sequence[float],
@@ -335,7 +343,7 @@ def _account_for(
     several = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
     if "shuffle" in several and len(several) > 1:
         raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
-    single_report, n = Account.of(name, single(options), at_epsilon, at_delta), several.get("shuffle")
+    single_report, n = Account.from_options(name, single(options), at_epsilon, at_delta), several.get("shuffle")
     if not several:
         return single_report
     with usage_errors("" if n is None else "--shuffle: ", (TypeError, ValueError)):
@@ -410,8 +418,8 @@ def _figure(account: Account, epsilons: np.ndarray) -> Figure:
     axes.plot(epsilons, deltas, linewidth=2, label="attained delta, the least that holds")
     if account.claim:
         epsilon, delta = account.claim
-        below = f" (below the axis, drawn at {shortest(_FLOOR)})" if delta < _FLOOR else ""
-        label = f"claim: epsilon {shortest(epsilon)}, delta {shortest(delta)}{below}"
+        floor_note = f" (below the axis, drawn at {shortest(_FLOOR)})" if delta < _FLOOR else ""
+        label = f"claim: epsilon {shortest(epsilon)}, delta {shortest(delta)}{floor_note}"
         axes.plot([epsilon], [max(delta, _FLOOR)], "o", color="C3", label=label, clip_on=False)
     if math.isfinite(account.pure):
         axes.axvline(account.pure, color="grey", linestyle="--", label=f"pure level, epsilon {account.pure:.6g}")

@@ -19,7 +19,7 @@ def days_since(day: date, origin: date) -> float:
     return float((day - origin).days)
 
 
-def date_of(days: float, origin: date) -> str | None:
+def iso_date(days: float, origin: date) -> str | None:
     """Return the date of the nearest day in ISO 8601; None outside the years 1 to 9999, which have no such text."""
     ordinal = origin.toordinal() + math.floor(days + 0.5)
     return date.fromordinal(ordinal).isoformat() if 1 <= ordinal <= date.max.toordinal() else None
@@ -27,7 +27,7 @@ def date_of(days: float, origin: date) -> str | None:
 
 def date_text(days: float, origin: date) -> str:
     """Return the date of the nearest day, or the days since the origin where there is no text for a date."""
-    return date_of(days, origin) or f"{days:.15g} days since {origin.isoformat()}"
+    return iso_date(days, origin) or f"{days:.15g} days since {origin.isoformat()}"
 
 
 _MAX_TICKS = 8  # of an axis of years
@@ -40,7 +40,7 @@ def date_ticks(lower: float, upper: float, origin: date) -> list[tuple[float, st
     Without dates for both ends there are none.
     """
     first, last = math.ceil(lower), math.floor(upper)
-    ends = [date_of(day, origin) for day in (first, last)]
+    ends = [iso_date(day, origin) for day in (first, last)]
     if None in ends:
         return []
     first_year, last_year = (date.fromisoformat(str(end)).year for end in ends)

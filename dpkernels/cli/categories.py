@@ -26,7 +26,7 @@ _MAX_SETS = 1 << 16  # categories of which sets are compared
 NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
 
 
-def _made(
+def _construct(
     build: Callable[..., C],
     epsilon: float,
     categories: Labels,
@@ -34,19 +34,21 @@ def _made(
     other: str | None,
     **more: int | float | None,
 ) -> C:
-    given = [one for one in (categories, categories_from) if one is not None]
-    if len(given) != 1:
-        problem = "both given" if given else "missing"
+    alternatives = [labels for labels in (categories, categories_from) if labels is not None]
+    if len(alternatives) != 1:
+        problem = "both given" if alternatives else "missing"
         raise click.UsageError(f"--categories, --categories-from: {problem}; give one of them")
-    (listed,) = given
+    (categories_or_count,) = alternatives
     label: str | int | None = other
-    if isinstance(listed, int):
-        if listed > _MAX_CODES:
-            raise click.UsageError(f"--categories: {listed}; without labels at most {_MAX_CODES} are allowed")
-        if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < listed):
-            raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {listed - 1}")
+    if isinstance(categories_or_count, int):
+        if categories_or_count > _MAX_CODES:
+            raise click.UsageError(
+                f"--categories: {categories_or_count}; without labels at most {_MAX_CODES} are allowed"
+            )
+        if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < categories_or_count):
+            raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {categories_or_count - 1}")
         label = None if other is None else int(other)
-    return build(epsilon, listed, other=label, **more)
+    return build(epsilon, categories_or_count, other=label, **more)
 
 
 def categorical(
@@ -58,7 +60,7 @@ def categorical(
     bits: float | None = None,
 ) -> SubsetSelection | BlockResponse:
     """Choose the mechanism with the least error."""
-    return _made(dpkernels.categorical, epsilon, categories, categories_from, other, bits=bits)
+    return _construct(dpkernels.categorical, epsilon, categories, categories_from, other, bits=bits)
 
 
 def subset_selection(
@@ -70,14 +72,14 @@ def subset_selection(
     size: int | None = None,
 ) -> SubsetSelection:
     """Make subset selection."""
-    return _made(dpkernels.subset_selection, epsilon, categories, categories_from, other, size=size)
+    return _construct(dpkernels.subset_selection, epsilon, categories, categories_from, other, size=size)
 
 
 def randomised_response(
     *, epsilon: float, categories: Labels = None, categories_from: Labels = None, other: str | None = None
 ) -> SubsetSelection:
     """Make randomised response."""
-    return _made(dpkernels.randomised_response, epsilon, categories, categories_from, other)
+    return _construct(dpkernels.randomised_response, epsilon, categories, categories_from, other)
 
 
 def block_response(
@@ -89,7 +91,7 @@ def block_response(
     blocks: int | None = None,
 ) -> BlockResponse:
     """Make block response."""
-    return _made(dpkernels.block_response, epsilon, categories, categories_from, other, blocks=blocks)
+    return _construct(dpkernels.block_response, epsilon, categories, categories_from, other, blocks=blocks)
 
 
 def prefix_response(
@@ -105,20 +107,22 @@ def prefix_response(
     return dpkernels.prefix_response(epsilon, length, alphabet, lengths=lengths, other=other, longer=longer)
 
 
-def chosen(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, object]]:
+def name_and_options(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str, object]]:
     """Return the name of a mechanism and the options that make it again."""
-    own: dict[str, object] = {"epsilon": float(mechanism.epsilon)}
+    options: dict[str, object] = {"epsilon": float(mechanism.epsilon)}
     if isinstance(mechanism, PrefixPlan):
-        own |= {name: getattr(mechanism, name) for name in ("length", "alphabet", "lengths", "longer")}
-        return "prefix-response", own | ({} if mechanism.other is None else {"other": mechanism.value(mechanism.other)})
-    own["categories"] = mechanism.categories if mechanism.labels is None else mechanism.labels
+        options |= {name: getattr(mechanism, name) for name in ("length", "alphabet", "lengths", "longer")}
+        return "prefix-response", options | (
+            {} if mechanism.other is None else {"other": mechanism.value(mechanism.other)}
+        )
+    options["categories"] = mechanism.categories if mechanism.labels is None else mechanism.labels
     if mechanism.other is not None:
-        own["other"] = str(mechanism.label(mechanism.other))
+        options["other"] = str(mechanism.label(mechanism.other))
     if isinstance(mechanism, BlockResponse):
-        return "block-response", own | {"blocks": mechanism.blocks}
+        return "block-response", options | {"blocks": mechanism.blocks}
     if isinstance(mechanism, SubsetSelection) and mechanism.size > 1:
-        return "subset-selection", own | {"size": mechanism.size}
-    return "randomised-response", own
+        return "subset-selection", options | {"size": mechanism.size}
+    return "randomised-response", options
 
 
 def describe(mechanism: Categorical | PrefixPlan, most: int = 6) -> str:
@@ -127,8 +131,8 @@ def describe(mechanism: Categorical | PrefixPlan, most: int = 6) -> str:
         return f"texts of at most {mechanism.length} characters out of {mechanism.base - 1}"
     if mechanism.labels is None:
         return f"the codes 0 to {mechanism.categories - 1}"
-    rest = mechanism.categories - most
-    return ", ".join(map(str, mechanism.labels[:most])) + (f" and {rest} more" if rest > 0 else "")
+    unlisted = mechanism.categories - most
+    return ", ".join(map(str, mechanism.labels[:most])) + (f" and {unlisted} more" if unlisted > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -150,30 +154,30 @@ class CategoryComparison:
         )
         cells = [["mechanism", "reports", "error", "above the least", "bits of a report"]]
         for row in self.rows:
-            above = f"{format_number(row['percent_above_least'], 4)} %"
+            percent = f"{format_number(row['percent_above_least'], 4)} %"
             cells.append(
-                [row["mechanism"], row["reports"], format_number(row["error"]), above, format_number(row["bits"], 4)]
+                [row["mechanism"], row["reports"], format_number(row["error"]), percent, format_number(row["bits"], 4)]
             )
         return "\n".join([heading, *aligned(cells)])
 
 
-def comparison_of_categories(epsilon: float, categories: int | Sequence[str]) -> CategoryComparison:
+def compare_categories(epsilon: float, categories: int | Sequence[str]) -> CategoryComparison:
     """Compare the mechanisms for these categories, given by labels or their number."""
     d = categories if isinstance(categories, int) else len(categories)
     with usage_errors("--"):
         response = dpkernels.randomised_response(epsilon, d)
         blocks = dpkernels.block_response(epsilon, d)
-    made = [(response, "one category"), (blocks, f"one of {blocks.blocks} blocks, in a direction")]
+    candidates = [(response, "one category"), (blocks, f"one of {blocks.blocks} blocks, in a direction")]
     with usage_errors("--"):
         if d <= _MAX_SETS:
-            sets = dpkernels.subset_selection(epsilon, d)
-            made += [(sets, f"a set of {sets.size}")] if sets.size > 1 else []
+            subsets = dpkernels.subset_selection(epsilon, d)
+            candidates += [(subsets, f"a set of {subsets.size}")] if subsets.size > 1 else []
     least = float(dpkernels.strict_bound(epsilon, d))
     rows = []
-    for mechanism, reports in made:
+    for mechanism, reports in candidates:
         error = float(mechanism.mean_squared_error())
-        name = chosen(mechanism)[0]
-        above = max(100 * (error / least - 1), 0.0)
-        own = {"mechanism": name, "reports": reports, "error": error, "percent_above_least": above}
-        rows.append(own | {"bits": float(mechanism.bits)})
+        name = name_and_options(mechanism)[0]
+        percent = max(100 * (error / least - 1), 0.0)
+        row = {"mechanism": name, "reports": reports, "error": error, "percent_above_least": percent}
+        rows.append(row | {"bits": float(mechanism.bits)})
     return CategoryComparison(float(epsilon), d, least, sorted(rows, key=lambda row: row["error"]))

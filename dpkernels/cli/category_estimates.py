@@ -16,10 +16,10 @@ import click
 import numpy as np
 
 from dpkernels.bounded_json import JsonObject
-from dpkernels.cli.estimate import Selection, check_groups, column_of, groups_of, rank
-from dpkernels.cli.files.categories import is_categorical, reports_of
+from dpkernels.cli.estimate import Selection, check_groups, group_rows, rank, select_column
+from dpkernels.cli.files.categories import is_categorical, parse_reports
 from dpkernels.cli.files.formats import Source, ahead
-from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.interrupts import raise_if_interrupted
 from dpkernels.cli.options import flag
 from dpkernels.cli.perturb.sidecar import title
 from dpkernels.cli.perturb.verify import build_exact_sampler
@@ -48,7 +48,7 @@ class CategoryEstimates:
     """The estimates of every group of a release."""
 
     column: str
-    by: str | None
+    group_column: str | None
     mechanism: str
     epsilon: float
     missing: int
@@ -58,14 +58,14 @@ class CategoryEstimates:
     def to_dict(self) -> dict[str, object]:
         return {
             "column": self.column,
-            "by": self.by,
+            "by": self.group_column,
             "mechanism": self.mechanism,
             "epsilon": self.epsilon,
             "missing": self.missing,
             "confidence": self.confidence,
             "estimates": [
-                {"group": group, "reports": one.count, "categories": self._rows(one)}
-                for group, one in self.groups.items()
+                {"group": group, "reports": estimate.count, "categories": self._rows(estimate)}
+                for group, estimate in self.groups.items()
             ],
         }
 
@@ -73,7 +73,7 @@ class CategoryEstimates:
         return _records({**estimate.table(self.confidence), "unbiased": estimate.counts.unbiased})
 
     def __str__(self) -> str:
-        count = sum(one.count for one in self.groups.values())
+        count = sum(estimate.count for estimate in self.groups.values())
         first = next(iter(self.groups.values()))
         interval = f"{100 * self.confidence:.6g} % interval"
         first_line, *lines = _heading(self, count)
@@ -88,13 +88,19 @@ class CategoryEstimates:
             largest = max(row["share"] for row in rows)
             cells = [["category", "number", interval, "share", interval, ""]]
             for row in rows[:_MAX_LINES]:
-                numbers = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
-                shares = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
-                cells.append([display_name(str(row["category"])), *numbers, *shares, _bar(row["share"], largest)])
-            heading = [] if self.by is None else [f"{display_name(self.by)} {_name(group)}: {estimate.count:,} reports"]
-            more = len(rows) - _MAX_LINES
-            rest = [f"and {more:,} more categories; --json prints all"] if more > 0 else []
-            lines += ["", *heading, *aligned(cells), *rest]
+                count_cells = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
+                share_cells = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
+                cells.append(
+                    [display_name(str(row["category"])), *count_cells, *share_cells, _bar(row["share"], largest)]
+                )
+            heading = (
+                []
+                if self.group_column is None
+                else [f"{display_name(self.group_column)} {_name(group)}: {estimate.count:,} reports"]
+            )
+            hidden = len(rows) - _MAX_LINES
+            truncation = [f"and {hidden:,} more categories; --json prints all"] if hidden > 0 else []
+            lines += ["", *heading, *aligned(cells), *truncation]
         return "\n".join(lines)
 
     def plot(self, target: Path) -> None:
@@ -109,7 +115,7 @@ class CategoryEstimates:
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
             low, high = (end[order] for end in estimate.shares.interval(self.confidence))
             names = [display_name(str(estimate.mechanism.label(int(code)))) for code in order]
-            caption = "" if self.by is None else f"{display_name(self.by)} {_name(group)}: "
+            caption = "" if self.group_column is None else f"{display_name(self.group_column)} {_name(group)}: "
             caption += f"{estimate.count:,} reports at epsilon {self.epsilon:g}"
             about = f"{100 * self.confidence:g} % intervals"
             _draw_shares(ax, names, estimate.shares.value[order], low, high, about, caption)
@@ -129,22 +135,22 @@ def _records(table: Mapping[str, object]) -> list[dict[str, object]]:
 
 def _heading(result: CategoryEstimates | FoundValues, reports: int) -> list[str]:
     """Return the lines that say what was counted."""
-    what = f"{reports:,} reports of the mechanism {result.mechanism} at epsilon {result.epsilon:.6g}"
+    counted = f"{reports:,} reports of the mechanism {result.mechanism} at epsilon {result.epsilon:.6g}"
     missing = [f"{result.missing:,} rows without a report"] if result.missing else []
-    return [f"{title(result.column)}: {what}", *missing]
+    return [f"{title(result.column)}: {counted}", *missing]
 
 
-def _bar(share: float, largest: float) -> str:
-    return "#" * round(_BAR_LENGTH * share / largest)
+def _bar(fraction: float, largest: float) -> str:
+    return "#" * round(_BAR_LENGTH * fraction / largest)
 
 
 def _draw_shares(
     ax: Axes, names: Sequence[str], shares: np.ndarray, low: np.ndarray, high: np.ndarray, about: str, caption: str
 ) -> None:
     """Draw shares by name with their intervals, which the legend says to be ``about``."""
-    places = np.arange(len(names))
-    draw_intervals(ax, places - 0.4, places + 0.4, shares, low, high, about)
-    ax.set_xticks(places, names, rotation=90 if len(names) > 8 else 0, parse_math=False)
+    positions = np.arange(len(names))
+    draw_intervals(ax, positions - 0.4, positions + 0.4, shares, low, high, about)
+    ax.set_xticks(positions, names, rotation=90 if len(names) > 8 else 0, parse_math=False)
     ax.set_ylabel("share of values")
     ax.set_title(caption, parse_math=False)
 
@@ -161,7 +167,7 @@ class CategorySelection:
     """Which reports of categories are counted; the same for every file of a release."""
 
     column: str
-    by: str | None  # a column that was copied as it is, whose cells are groups
+    group_column: str | None  # a column that was copied as it is, whose cells are groups
     mechanism: str
     sampler: CategorySampler
     keep: bool  # whether the release kept missing values
@@ -169,57 +175,63 @@ class CategorySelection:
 
     def tally(self, source: Source, row: int = 0) -> CategoryTally:
         """Count the reports of one source, which begins with that row of its file."""
-        by, groups, missing = self.by, dict[str | None, CategoryCounts](), 0
-        names = [self.column] if by is None else [self.column, by]
-        with closing(ahead(source.pieces(names))) as pieces:
-            for piece, reports, good, is_missing in _read(source, pieces, self.column, self.sampler, self.keep, row):
+        group_column, groups, missing = self.group_column, dict[str | None, CategoryCounts](), 0
+        names = [self.column] if group_column is None else [self.column, group_column]
+        with closing(ahead(source.chunks(names))) as chunks:
+            for chunk, reports, is_valid, is_missing in _read_reports(
+                source, chunks, self.column, self.sampler, self.keep, row
+            ):
                 missing += int(is_missing.sum())
-                local, cells = groups_of(source, piece, by)
-                self._check_few(groups.keys() | set(cells))
-                for at, cell in enumerate(cells):
-                    rows = good if by is None else good & (local == at)
+                local, cells = group_rows(source, chunk, group_column)
+                self._check_group_count(groups.keys() | set(cells))
+                for index, cell in enumerate(cells):
+                    rows = is_valid if group_column is None else is_valid & (local == index)
                     groups.setdefault(cell, CategoryCounts(self.sampler)).add(reports[rows])
         return CategoryTally(groups, missing)
 
-    def _check_few(self, cells: Collection[str | None]) -> None:
+    def _check_group_count(self, cells: Collection[str | None]) -> None:
         mechanism = self.sampler.mechanism
         size = mechanism.categories if mechanism.kind == "set" else mechanism.outcomes
         if len(cells) * size > _MAX_COUNTS:
-            raise click.UsageError(f"--by: {self.by!r} has too many groups to be counted; is it an identifier?")
+            raise click.UsageError(
+                f"--by: {self.group_column!r} has too many groups to be counted; is it an identifier?"
+            )
 
     def join(self, tallies: Iterable[CategoryTally], where: object) -> CategoryEstimates:
         """Return the estimates of a release from the counts of its parts."""
         groups, missing = dict[str | None, CategoryCounts](), 0
         for tally in tallies:
             missing += tally.missing
-            self._check_few(groups.keys() | tally.groups.keys())
+            self._check_group_count(groups.keys() | tally.groups.keys())
             for cell, counts in tally.groups.items():
                 groups[cell] = groups[cell] + counts if cell in groups else counts
         answers = {cell: CategoryEstimate(groups[cell]) for cell in sorted(groups, key=rank) if groups[cell].total}
         if not answers:
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
         epsilon = float(self.sampler.certificate.epsilon)
-        return CategoryEstimates(self.column, self.by, self.mechanism, epsilon, missing, self.confidence, answers)
+        return CategoryEstimates(
+            self.column, self.group_column, self.mechanism, epsilon, missing, self.confidence, answers
+        )
 
 
-def _read(
-    source: Source, pieces: Iterable[Any], name: str, sampler: CategorySampler, keep: bool, row: int
+def _read_reports(
+    source: Source, chunks: Iterable[Any], name: str, sampler: CategorySampler, keep: bool, row: int
 ) -> Iterator[tuple[Any, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield every piece with its reports, whether each is one, and whether each is missing; the first row is ``row``.
+    """Yield every chunk with its reports, whether each is one, and whether each is missing; the first row is ``row``.
 
     A ValueError names the first cell that is no report, or missing although the release kept none.
     """
-    for piece in pieces:
-        reports, good, is_missing = reports_of(source.labels(piece, name), sampler.mechanism, source.markers)
-        if not (good | is_missing).all():
-            place = source.place(piece, row + int((good | is_missing).argmin()), row)
-            raise ValueError(f"{label(name)}{place} is no report of this release")
+    for chunk in chunks:
+        reports, is_valid, is_missing = parse_reports(source.labels(chunk, name), sampler.mechanism, source.markers)
+        if not (is_valid | is_missing).all():
+            position = source.position(chunk, row + int((is_valid | is_missing).argmin()), row)
+            raise ValueError(f"{label(name)}{position} is no report of this release")
         if is_missing.any() and not keep:
-            place = source.place(piece, row + int(is_missing.argmax()), row)
-            raise ValueError(f"{label(name)}{place} is missing; the release kept none")
-        yield piece, reports, good, is_missing
-        row += len(piece)
-        stop_if_asked()
+            position = source.position(chunk, row + int(is_missing.argmax()), row)
+            raise ValueError(f"{label(name)}{position} is missing; the release kept none")
+        yield chunk, reports, is_valid, is_missing
+        row += len(chunk)
+        raise_if_interrupted()
 
 
 @dataclass(frozen=True)
@@ -232,7 +244,7 @@ class FoundValues:
     missing: int
     compared: int  # values at the last level
     standard_error: float  # of the share of a rare value
-    found: HeavyHitters
+    heavy_hitters: HeavyHitters
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -241,50 +253,57 @@ class FoundValues:
             "mechanism": self.mechanism,
             "epsilon": self.epsilon,
             "missing": self.missing,
-            "confidence": self.found.confidence,
-            "reports": self.found.people,
+            "confidence": self.heavy_hitters.confidence,
+            "reports": self.heavy_hitters.people,
             "compared": self.compared,
             "standard_error": self.standard_error,
-            "found": _records(self.found.table()),
+            "found": _records(self.heavy_hitters.table()),
         }
 
     def __str__(self) -> str:
-        found, confidence = self.found, f"{100 * self.found.confidence:.6g} %"
-        whom = "population that the people are from" if found.about == "population" else "people who sent the reports"
+        result, confidence = self.heavy_hitters, f"{100 * self.heavy_hitters.confidence:.6g} %"
+        whom = "population that the people are from" if result.about == "population" else "people who sent the reports"
         lines = [
-            *_heading(self, found.people),
+            *_heading(self, result.people),
             f"{self.compared:,} values were compared at the end. With probability {confidence} or more, all shares",
             f"in the {whom} are in their intervals.",
             f"The share of a rare value has a standard error of {self.standard_error:.2g}: values that are not much",
             "more frequent than that are not found.",
         ]
         cells = [["value", "share", f"{confidence} interval", ""]]
-        for at in self._frequent[:_MAX_LINES].tolist():
-            share, bounds = float(found.shares[at]), f"{found.low[at]:.4f} to {found.high[at]:.4f}"
-            bar = _bar(share, float(found.shares[0]))
-            cells.append([display_name(str(found.values[at])), f"{share:.4f}", bounds, bar])
-        shown = len(cells) - 1
-        rest = len(found.values) - shown
-        lines += ["", *aligned(cells)] if shown else ["", "No value has an interval above 0."]
-        return "\n".join([*lines, *([f"and {rest:,} more value{'s' * (rest > 1)}; --json prints all"] if rest else [])])
+        for index in self._frequent[:_MAX_LINES].tolist():
+            fraction, bounds = float(result.shares[index]), f"{result.low[index]:.4f} to {result.high[index]:.4f}"
+            bar = _bar(fraction, float(result.shares[0]))
+            cells.append([display_name(str(result.values[index])), f"{fraction:.4f}", bounds, bar])
+        printed = len(cells) - 1
+        unprinted = len(result.values) - printed
+        lines += ["", *aligned(cells)] if printed else ["", "No value has an interval above 0."]
+        return "\n".join(
+            [
+                *lines,
+                *([f"and {unprinted:,} more value{'s' * (unprinted > 1)}; --json prints all"] if unprinted else []),
+            ]
+        )
 
     @property
     def _frequent(self) -> np.ndarray:
         """Return the places of the values whose intervals are above 0."""
-        return np.flatnonzero(self.found.low > 0)
+        return np.flatnonzero(self.heavy_hitters.low > 0)
 
     def plot(self, target: Path) -> None:
         """Draw the shares whose intervals are above 0, and write a PNG."""
         from matplotlib.figure import Figure
 
-        order, found = self._frequent[:_MAX_BARS], self.found
+        order, heavy_hitters = self._frequent[:_MAX_BARS], self.heavy_hitters
         if not len(order):
             raise ValueError("--plot: no value has an interval above 0")
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-        ax, names = figure.subplots(), [display_name(str(found.values[at])) for at in order.tolist()]
-        about = f"{100 * found.confidence:g} % intervals, together"
-        caption = f"{found.people:,} reports at epsilon {self.epsilon:g}"
-        _draw_shares(ax, names, found.shares[order], found.low[order], found.high[order], about, caption)
+        ax, names = figure.subplots(), [display_name(str(heavy_hitters.values[at])) for at in order.tolist()]
+        about = f"{100 * heavy_hitters.confidence:g} % intervals, together"
+        caption = f"{heavy_hitters.people:,} reports at epsilon {self.epsilon:g}"
+        _draw_shares(
+            ax, names, heavy_hitters.shares[order], heavy_hitters.low[order], heavy_hitters.high[order], about, caption
+        )
         write_png(figure, target)
 
 
@@ -311,11 +330,13 @@ class PrefixSelection:
         """Count the reports of one source, which begins with that row of its file."""
         plan, search, people, missing = self.sampler.mechanism, self.search, 0, 0
         counted = np.zeros(1 + len(search.candidates), np.int64)
-        with closing(ahead(source.pieces([self.column]))) as pieces:
-            for _, reports, good, is_missing in _read(source, pieces, self.column, self.sampler, self.keep, row):
-                level, report = plan.at_levels(reports[good].astype(np.int64))
+        with closing(ahead(source.chunks([self.column]))) as chunks:
+            for _, reports, is_valid, is_missing in _read_reports(
+                source, chunks, self.column, self.sampler, self.keep, row
+            ):
+                level, report = plan.at_levels(reports[is_valid].astype(np.int64))
                 counted += search.count(report[level == search.level])
-                people, missing = people + int(good.sum()), missing + int(is_missing.sum())
+                people, missing = people + int(is_valid.sum()), missing + int(is_missing.sum())
         return PrefixTally(counted, people, missing)
 
     def join(self, tallies: Iterable[PrefixTally], where: object) -> PrefixSelection | FoundValues:
@@ -328,58 +349,62 @@ class PrefixSelection:
         plan, search = self.search.plan, self.search.next(counted)
         if search.level < len(plan.levels):
             return replace(self, search=search)
-        found, error = search.found(people, self.confidence), plan.standard_error(people)
+        heavy_hitters, error = search.found(people, self.confidence), plan.standard_error(people)
         epsilon = float(plan.epsilon)
-        return FoundValues(self.column, self.mechanism, epsilon, missing, search.compared, error, found)
+        return FoundValues(self.column, self.mechanism, epsilon, missing, search.compared, error, heavy_hitters)
 
 
-def selection_of(
-    form: Mapping[str, Any],
+def select_reports(
+    release: Mapping[str, Any],
     names: Sequence[str],
     where: Any,
     *,
     column: str | None,
-    by: str | None,
+    group_column: str | None,
     options: Mapping[str, Any],
 ) -> Selection | CategorySelection | PrefixSelection:
     """Return which reports of a release are counted: those of a column of numbers or of categories."""
     most = options.get("most")
-    own = column_of(form, names, where, column)
-    if is_categorical(own["certificate"]):
-        return _of_categories(form, own, names, where, by, options)
+    column_record = select_column(release, names, where, column)
+    if is_categorical(column_record["certificate"]):
+        return select_categories(release, column_record, names, where, group_column, options)
     if most is not None:
-        raise click.UsageError(f"--most: is for prefix-response; the mechanism is {own['mechanism']}")
+        raise click.UsageError(f"--most: is for prefix-response; the mechanism is {column_record['mechanism']}")
     lower, upper = options["lower"], options["upper"]
-    return Selection.of(form, names, where, column, by, None if lower is None else (lower, upper))
+    return Selection.from_sidecar(
+        release, names, where, column, group_column, None if lower is None else (lower, upper)
+    )
 
 
-def _of_categories(
-    form: Mapping[str, object],
-    own: Mapping[str, Any],
+def select_categories(
+    release: Mapping[str, object],
+    column_record: Mapping[str, Any],
     names: Sequence[str],
     where: object,
-    by: str | None,
+    group_column: str | None,
     options: Mapping[str, Any],
 ) -> CategorySelection | PrefixSelection:
     """Return what to count of a column; ``options`` are the command's, of which those for numbers are refused."""
     for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
         if options.get(name) is not None:
             raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
-    certificate: Certificate = Certificate.from_dict(own["certificate"])
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in own["options"].items()}
-    sampler: Any = build_exact_sampler(own["mechanism"], given, label(own["column"]))[1]
+    certificate: Certificate = Certificate.from_dict(column_record["certificate"])
+    mechanism_options = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in column_record["options"].items()
+    }
+    sampler: Any = build_exact_sampler(column_record["mechanism"], mechanism_options, label(column_record["column"]))[1]
     if sampler.certificate != certificate:
         raise CertificateError(
-            f"{label(own['column'])}the mechanism and its options do not have the integers of the certificate"
+            f"{label(column_record['column'])}the mechanism and its options do not have the integers of the certificate"
         )
-    keep, confidence, most = form.get("missing") == "keep", float(options["confidence"]), options.get("most")
-    column, mechanism = str(own["column"]), own["mechanism"]
+    keep, confidence, most = release.get("missing") == "keep", float(options["confidence"]), options.get("most")
+    column, mechanism = str(column_record["column"]), column_record["mechanism"]
     if isinstance(sampler, PrefixSampler):
-        if by is not None:
+        if group_column is not None:
             raise click.UsageError("--by: the most frequent values are those of all rows; there are no groups")
         search = PrefixSearch(sampler.mechanism, _MAX_KEPT if most is None else most)
         return PrefixSelection(column, mechanism, sampler, keep, confidence, search)
     if most is not None:
         raise click.UsageError(f"--most: is for prefix-response; the mechanism is {mechanism}")
-    check_groups(form, names, where, by)
-    return CategorySelection(column, by, mechanism, sampler, keep, confidence)
+    check_groups(release, names, where, group_column)
+    return CategorySelection(column, group_column, mechanism, sampler, keep, confidence)

@@ -17,9 +17,9 @@ import dpkernels as package
 from dpkernels.cli import config
 from dpkernels.cli import options as opts
 from dpkernels.cli.config import config_options
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.terminal import is_kept_for_data, show, warn
+from dpkernels.cli.terminal import is_stdout_reserved, show, warn
 
 _OVERVIEW = """\b
 Examples:
@@ -156,7 +156,7 @@ _TUNED: opts.Options = {
 @opts.mechanism_options
 @click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta here; repeats.")
 @click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon here; repeats.")
-@opts.options_of(_TOGETHER)
+@opts.table_options(_TOGETHER)
 @click.option("--risk", is_flag=True, help="Print what it means for one person instead: attacks and beliefs.")
 @opts.plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
 @opts.json_option()
@@ -171,12 +171,12 @@ def account(mechanism: str, risk: bool, plot: Path | None, as_json: bool, **opti
     with importing():
         from dpkernels.cli import account as accounting
 
-    _print(accounting.account_for(mechanism, risk=risk, **options), as_json, plot)
+    _print(accounting.privacy_account(mechanism, risk=risk, **options), as_json, plot)
 
 
 @dpkernels.command(epilog=_MORE_TUNE)
 @click.option("--objective", metavar="NAME", default="variance", help="What to optimise; see below.")
-@opts.options_of(_TUNED)
+@opts.table_options(_TUNED)
 @opts.plot_option("Also draw the searches into this .png.")
 @opts.json_option()
 def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
@@ -226,7 +226,7 @@ def estimate(reports: Path | str, sidecar: Path | None, plot: Path | None, as_js
         raise click.UsageError("--lower and --upper: give both or neither")
     settings = estimate.EstimateOptions(**options)
     given = {**options, "lower": lower, "upper": upper, "most": most}
-    select = partial(category_estimates.selection_of, column=column, by=group_column, options=given)
+    select = partial(category_estimates.select_reports, column=column, group_column=group_column, options=given)
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
@@ -399,12 +399,12 @@ def perturb(
         try:
             config.save(save_config, context, {} if usual is None else {"ledger": [str(usual)]})
         except OSError as error:  # The release is complete, and its summary is still to be printed.
-            warn(f"--save-config: {save_config} could not be written: {text_of(error)}")
-    summary.warn_of(done)
+            warn(f"--save-config: {save_config} could not be written: {error_text(error)}")
+    summary.warn_about(done)
     if not quiet or as_json:
         about = done, None if check else (target, release.sidecar)
         result = json.dumps(summary.summary_dict(*about), indent=2) if as_json else summary.summary_lines(*about, left)
-        show(result, error=is_kept_for_data())
+        show(result, error=is_stdout_reserved())
 
 
 _MORE_RELEASE = """\b
@@ -464,8 +464,8 @@ def release(source: Path, target: Path, by: tuple[str, ...], count: bool, **opti
 
 
 @dpkernels.command(epilog=_MORE_COMPARE)
-@opts.options_of({"epsilon": (float, "E", "Privacy budget, 0.01 to 20.")}, required=True)
-@opts.options_of(_COMPARED)
+@opts.table_options({"epsilon": (float, "E", "Privacy budget, 0.01 to 20.")}, required=True)
+@opts.table_options(_COMPARED)
 @opts.plot_option("Also draw worst-case variances against epsilon into this .png.")
 @opts.json_option()
 def compare(plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> None:
@@ -479,11 +479,11 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[Any, ...]) -> Non
 
     given = opts.single(options)
     if "categories" in given:
-        from dpkernels.cli.categories import comparison_of_categories
+        from dpkernels.cli.categories import compare_categories
 
         if plot is not None or len(given) > 2:
             raise click.UsageError("--categories: goes with --epsilon alone")
-        _print(comparison_of_categories(**given), as_json)
+        _print(compare_categories(**given), as_json)
         return
     _print(comparing.comparison(**given), as_json, plot)
 
@@ -514,7 +514,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
         with importing():
             from dpkernels.cli.perturb.verify import Findings
 
-        findings = Findings.of(verify)
+        findings = Findings.from_sidecar(verify)
         if not as_json:
             show(findings.lines)
         elif not findings.problem:

@@ -20,12 +20,12 @@ from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.search import has_grid, is_solved
 from dpkernels.staging import write_png
 
-CENTRAL = [name for name, one in CONSTRUCTORS.items() if one.is_central]
+CENTRAL = [name for name, constructor in CONSTRUCTORS.items() if constructor.is_central]
 # Noise that has no parameter without a default besides its budget and sensitivity, on any grid or none.
 NOISE = [
     name
-    for name, one in CONSTRUCTORS.items()
-    if one.required(release=True) == ["epsilon", "sensitivity"] and "step" not in one.options
+    for name, constructor in CONSTRUCTORS.items()
+    if constructor.required(release=True) == ["epsilon", "sensitivity"] and "step" not in constructor.options
 ]
 
 
@@ -68,10 +68,10 @@ class Comparison:
         cells = [["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]]
         for row in self.rows:
             numbers = [format_number(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
-            above = row["percent_above_optimum"]
+            percent_above = row["percent_above_optimum"]
             reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(format_number, row["reports"]))
-            percent = "not known" if above is None else f"{format_number(above, 4)} %"
-            cells.append([row["mechanism"], *numbers, percent, reports])
+            above_optimum = "not known" if percent_above is None else f"{format_number(percent_above, 4)} %"
+            cells.append([row["mechanism"], *numbers, above_optimum, reports])
         return "\n".join([title, *aligned(cells), "", *_MEANINGS])
 
     def plot(self, target: Path) -> None:
@@ -163,8 +163,10 @@ def _curve(name: str, epsilon: float, lower: float, upper: float, breadth: float
     budgets = np.geomspace(min(_MIN_EPSILON, epsilon), max(_MAX_EPSILON, epsilon), count)
     budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), breadth)])
     D = (upper - lower) / breadth
-    near = {"sensitivity": D} if name in CENTRAL else {}
-    members = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
+    neighbours = {"sensitivity": D} if name in CENTRAL else {}
+    members = (
+        mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **neighbours}) for eps in budgets
+    )
     return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), D) for m in members])
 
 
@@ -183,14 +185,14 @@ def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> An
     figure = Figure(figsize=(10, 6), dpi=150, layout="constrained")
     axes = figure.subplots()
     for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: -item[1][1][-1])):
-        look: Any = {"color": f"C{number}", "linestyle": ("-", "--", ":")[number % 3], "linewidth": 2}
+        style: Any = {"color": f"C{number}", "linestyle": ("-", "--", ":")[number % 3], "linewidth": 2}
         if len(curve[0]) > _FEWER + 1:
-            axes.plot(*curve, label=name, **look)
+            axes.plot(*curve, label=name, **style)
         else:
             # The points are joined by a monotone cubic in logarithms.
             between = np.geomspace(curve[0][0], curve[0][-1], 200)
             smooth = np.exp(PchipInterpolator(*np.log(curve))(np.log(between)))
-            axes.plot(between, smooth, label=name, **look)
+            axes.plot(between, smooth, label=name, **style)
             axes.plot(*curve, ".", color=f"C{number}")
     axes.axhline(1.0, color="black", linewidth=1, label="Laplace (unbounded)")
     axes.axvline(epsilon, color="grey", linewidth=1, linestyle="-.", label=f"epsilon = {shortest(epsilon)}")

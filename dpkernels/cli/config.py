@@ -25,8 +25,8 @@ from typing import Any
 
 import click
 
-from dpkernels.cli.errors import text_of
-from dpkernels.cli.options import INPUT, OUTPUT, CategoryFile, given_options, rare_options, together
+from dpkernels.cli.errors import error_text
+from dpkernels.cli.options import INPUT, OUTPUT, CategoryFile, command_line_options, rare_options, together
 from dpkernels.cli.terminal import answer_in_json
 
 # Options of the file itself, and those that one run alone is meant to have.
@@ -50,17 +50,17 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=str)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise click.UsageError(f"--config: {path} cannot be read as TOML: {text_of(error)}") from error
+        raise click.UsageError(f"--config: {path} cannot be read as TOML: {error_text(error)}") from error
     commands = {} if context.parent is None else getattr(context.parent.command, "commands", {})
-    if strange := sorted(tables.keys() - commands.keys()):
-        raise click.UsageError(f"--config: {path}: {strange[0]!r} is no command; options stand below [perturb]")
-    table, known = tables.get(str(context.info_name), {}), _options(context.command)
+    if unknown := sorted(tables.keys() - commands.keys()):
+        raise click.UsageError(f"--config: {path}: {unknown[0]!r} is no command; options stand below [perturb]")
+    table, options = tables.get(str(context.info_name), {}), _options(context.command)
     if not isinstance(table, dict):
         raise click.UsageError(f"--config: {path}: {context.info_name!r} must be a table of options")
-    if strange := sorted(table.keys() - known.keys()):
-        raise click.UsageError(f"--config: {path}: {strange[0]!r} is no option of {context.info_name}")
+    if unknown := sorted(table.keys() - options.keys()):
+        raise click.UsageError(f"--config: {path}: {unknown[0]!r} is no option of {context.info_name}")
     context.default_map = {
-        str(known[key].name): _in_folder(known[key], _value(known[key], value, path), path.absolute().parent)
+        str(options[key].name): _in_folder(options[key], _value(options[key], value, path), path.absolute().parent)
         for key, value in table.items()
     }
     if context.default_map.get("as_json"):
@@ -79,11 +79,11 @@ def _value(option: click.Option, value: object, path: Path) -> object:
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"--config: {path}: {_key(option)!r} is a list; it is given once")
     values = value if isinstance(value, list) else [value]
-    is_right = all(isinstance(one, bool) if option.is_flag else type(one) in (str, int, date) for one in values)
+    is_right = all(isinstance(item, bool) if option.is_flag else type(item) in (str, int, date) for item in values)
     if not is_right:
-        needed = "true or false" if option.is_flag else "a string, a number or a date"
-        raise click.UsageError(f"--config: {path}: {_key(option)!r} must be {needed}")
-    texts = [one if option.is_flag else str(one) for one in values]
+        allowed = "true or false" if option.is_flag else "a string, a number or a date"
+        raise click.UsageError(f"--config: {path}: {_key(option)!r} must be {allowed}")
+    texts = [item if option.is_flag else str(item) for item in values]
     return texts if option.multiple else texts[0]
 
 
@@ -107,12 +107,12 @@ def save(path: Path, context: click.Context, usual: Mapping[str, Any] = MappingP
 
     ``usual`` are options that the environment gave: a scheduler that runs the file later has another environment.
     """
-    known = _options(context.command)
-    given = {**usual, **(context.default_map or {}), **given_options(context)}
+    options = _options(context.command)
+    settings = {**usual, **(context.default_map or {}), **command_line_options(context)}
     lines = [
-        f"{key} = {_toml(_in_folder(option, given[option.name], Path.cwd()))}\n"
-        for key, option in known.items()
-        if option.name in given and option.name not in _NOT_SAVED
+        f"{key} = {_toml(_in_folder(option, settings[option.name], Path.cwd()))}\n"
+        for key, option in options.items()
+        if option.name in settings and option.name not in _NOT_SAVED
     ]
     with path.open("x", encoding="utf-8") as file:
         file.write(f"[{context.info_name}]\n{''.join(lines)}")

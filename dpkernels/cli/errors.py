@@ -39,25 +39,25 @@ class RowError(ValueError):
         others: how many rows have each kind of fault, and the first of them, if they were looked for.
     """
 
-    def __init__(self, row: int, place: str, kind: str, text: str, column: str | None = None) -> None:
-        self.row, self.place, self.kind, self.text, self.column = row, place, kind, text, column
+    def __init__(self, row: int, position: str, fault: str, text: str, column: str | None = None) -> None:
+        self.row, self.position, self.fault, self.text, self.column = row, position, fault, text, column
         self.others: BadRows | None = None
-        super().__init__(("" if column is None else f"column {column!r}: ") + f"{place} {text}")
+        super().__init__(("" if column is None else f"column {column!r}: ") + f"{position} {text}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return RowError, (self.row, self.place, self.kind, self.text, self.column)
+        return RowError, (self.row, self.position, self.fault, self.text, self.column)
 
     def in_file(self, name: str) -> RowError:
         """Return the error with the name of its file before its place."""
-        return RowError(self.row, f"{name}: {self.place}", self.kind, self.text, self.column)
+        return RowError(self.row, f"{name}: {self.position}", self.fault, self.text, self.column)
 
     def in_column(self, column: str | None) -> RowError:
         """Return the error with the name of its column."""
-        return RowError(self.row, self.place, self.kind, self.text, column)
+        return RowError(self.row, self.position, self.fault, self.text, column)
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON form, without the value."""
-        return {"row": self.row, "place": self.place, "column": self.column, "problem": self.kind}
+        return {"row": self.row, "place": self.position, "column": self.column, "problem": self.fault}
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ class BadRows:
 
     def __str__(self) -> str:
         total = sum(self.counts.values())
-        kinds = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
-        places = ", ".join(dict.fromkeys(error.place for error in self.first))
-        more = ", .." if total > len(self.first) else ""
-        return f"in all {total}{'' if self.is_all else ' or more'} values cannot be perturbed ({kinds}): {places}{more}"
+        faults = ", ".join(f"{count} {fault}" for fault, count in self.counts.items())
+        positions = ", ".join(dict.fromkeys(error.position for error in self.first))
+        more = "" if self.is_all else " or more"
+        dots = ", .." if total > len(self.first) else ""
+        return f"in all {total}{more} values cannot be perturbed ({faults}): {positions}{dots}"
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON form."""
@@ -92,11 +93,11 @@ def exit_code(error: BaseException) -> int:
     """
     if (usage_code := getattr(error, "exit_code", FAILED)) != FAILED:  # a usage error of click, whatever its cause
         return int(usage_code)
-    code = next((code for cause in causes(error) if (code := _code(cause)) is not None), FAILED)
+    code = next((code for cause in causes(error) if (code := _error_code(cause)) is not None), FAILED)
     return FAILED if code == TRY_AGAIN and getattr(error, "keeps_charge", False) else code
 
 
-def _code(error: BaseException) -> int | None:
+def _error_code(error: BaseException) -> int | None:
     by_name = (_CODES[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _CODES)
     if (code := next(by_name, None)) is not None:
         return code
@@ -113,16 +114,22 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def error_form(error: BaseException, message: str, code: int, left_behind: str) -> dict[str, object]:
+def error_document(error: BaseException, message: str, code: int, left_behind: str) -> dict[str, object]:
     """Return a failure as JSON, with the texts that a log may have."""
-    bad = row_error(error)
-    rows = None if bad is None or bad.others is None else bad.others.to_dict()
-    first = None if bad is None else bad.to_dict()
-    form = {"error": public(message), "code": code, "row": first, "rows": rows, "charge": public(left_behind) or None}
-    return form | {"warnings": warnings()} | getattr(error, "findings", {})
+    row_fault = row_error(error)
+    rows = None if row_fault is None or row_fault.others is None else row_fault.others.to_dict()
+    first = None if row_fault is None else row_fault.to_dict()
+    document = {
+        "error": public(message),
+        "code": code,
+        "row": first,
+        "rows": rows,
+        "charge": public(left_behind) or None,
+    }
+    return document | {"warnings": warnings()} | getattr(error, "findings", {})
 
 
-def message_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return what is told of the failure of a command."""
     if hasattr(error, "format_message"):  # click's own errors
         return str(error.format_message())
@@ -135,13 +142,17 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (ValueError, OSError)) and str(error):
-        bad = row_error(error)
-        more = "" if bad is None or bad.others is None or len(bad.others.first) < 2 else f"; {bad.others}"
-        return text_of(error) + more
-    return f"unexpected {type(error).__name__}: {text_of(error)} (DPKERNELS_DEBUG=1 shows where)"
+        row_fault = row_error(error)
+        more = (
+            ""
+            if row_fault is None or row_fault.others is None or len(row_fault.others.first) < 2
+            else f"; {row_fault.others}"
+        )
+        return error_text(error) + more
+    return f"unexpected {type(error).__name__}: {error_text(error)} (DPKERNELS_DEBUG=1 shows where)"
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of an error, to be part of a message.
 
     The text of an error that another package raised may quote a cell of a file, so it is private.
@@ -169,7 +180,7 @@ def _is_ours(error: BaseException) -> bool:
     return raised and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OURS
 
 
-def traceback_of(error: BaseException, *, with_texts: bool) -> str:
+def format_traceback(error: BaseException, *, with_texts: bool) -> str:
     """Return where an error and its causes arose; without their texts, which may quote cells, only their kinds."""
     if with_texts:
         return "".join(format_exception(error)).rstrip()

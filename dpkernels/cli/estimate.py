@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 
 from dpkernels import checks
 from dpkernels.bounded_json import JsonObject
-from dpkernels.cli.calendar import date_of, date_text, date_ticks, days_since
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.calendar import date_text, date_ticks, days_since, iso_date
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.formats import Source, ahead
-from dpkernels.cli.files.layout import Layout, known_format
+from dpkernels.cli.files.layout import Layout, format_of_suffix
 from dpkernels.cli.files.opening import open_source
-from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.interrupts import raise_if_interrupted
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.perturb.output import digest, sidecar_path
 from dpkernels.cli.perturb.sidecar import read_sidecar, title
@@ -39,35 +39,35 @@ from dpkernels.estimation.estimate import MAX_PANELS, Estimate, estimate, save_p
 from dpkernels.exact.certificate import CertificateError
 
 
-def groups_of(source: Source, piece: object, by: str | None) -> tuple[np.ndarray, list[str | None]]:
-    """Return the group of every row of a piece, and the groups' names.
+def group_rows(source: Source, chunk: object, group_column: str | None) -> tuple[np.ndarray, list[str | None]]:
+    """Return the group of every row of a chunk, and the groups' names.
 
     Different cells have different names, and null has None. Bytes that are not UTF-8 become lone surrogates, as in the
     names of files. Times are written with all their digits.
     """
-    if by is None:
+    if group_column is None:
         return np.zeros(0, np.int64), [None]
-    cells = source.labels(piece, by)
+    cells = source.labels(chunk, group_column)
     if pa.types.is_dictionary(cells.type):  # whose dictionary may hold a value twice
         cells = cells.cast(cells.type.value_type)
     encoded = pc.dictionary_encode(cells, null_encoding="encode")
     encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    groups, cells, kind = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary, cells.type
-    unit = f" {kind.unit}" if pa.types.is_duration(kind) else ""
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    groups, cells, data_type = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary, cells.type
+    unit = f" {data_type.unit}" if pa.types.is_duration(data_type) else ""
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type):
         cells = cells.cast(pa.large_binary())
-    elif pa.types.is_duration(kind):
+    elif pa.types.is_duration(data_type):
         cells = cells.cast(pa.int64())
-    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        if pa.types.is_timestamp(kind) and kind.tz is not None:
-            cells = cells.cast(pa.timestamp(kind.unit, "UTC"))
-        elif pa.types.is_date64(kind):
+    elif pa.types.is_temporal(data_type) and not pa.types.is_interval(data_type):
+        if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+            cells = cells.cast(pa.timestamp(data_type.unit, "UTC"))
+        elif pa.types.is_date64(data_type):
             cells = cells.cast(pa.timestamp("ms"))
         cells = cells.cast(pa.string())
     texts = [cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell for cell in cells.to_pylist()]
     names = [None if text is None else f"{text}{unit}" for text in texts]
     if len(set(names)) < len(names):
-        raise ValueError(f"--by: different cells of {kind} read alike; make them texts")
+        raise ValueError(f"--by: different cells of {data_type} read alike; make them texts")
     return groups.astype(np.int64), names
 
 
@@ -96,7 +96,7 @@ class Selection:
     """Which reports are counted; the same for every file of a release."""
 
     column: str | None  # None for an array
-    by: str | None  # a column that was copied as it is, whose cells are groups
+    group_column: str | None  # a column that was copied as it is, whose cells are groups
     mechanism: str
     epsilon: float
     channel: Channel  # of the mechanism
@@ -105,39 +105,41 @@ class Selection:
     date_origin: date | None = None  # of a column of dates, whose numbers are days since then
 
     @classmethod
-    def of(
+    def from_sidecar(
         cls,
-        form: Mapping[str, Any],
+        release: Mapping[str, Any],
         names: Sequence[str],
         where: Any,
         column: str | None,
-        by: str | None,
+        group_column: str | None,
         bounds: tuple[date | float, date | float] | None,
     ) -> Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
-        if "queries" in form:
+        if "queries" in release:
             raise click.UsageError(f"REPORTS: the rows of {where} are queries, each with a mechanism of its own")
-        column_form = column_of(form, names, where, column)
-        check_groups(form, names, where, by)
-        origin = date.fromisoformat(column_form["date_origin"]) if "date_origin" in column_form else None
+        column_record = select_column(release, names, where, column)
+        check_groups(release, names, where, group_column)
+        origin = date.fromisoformat(column_record["date_origin"]) if "date_origin" in column_record else None
         lower, upper = (
-            None if end is None else _days(end, origin, "--lower, --upper") for end in bounds or (None, None)
+            None if end is None else _in_days(end, origin, "--lower, --upper") for end in bounds or (None, None)
         )
         ends = None if lower is None or upper is None else (lower, upper)
         try:
-            channel = channel_of(form, column=column_form["column"], bounds=ends)
+            channel = channel_of(release, column=column_record["column"], bounds=ends)
         except CertificateError:
             raise
         except ValueError as error:
-            message = text_of(error).replace("bounds:", "--lower, --upper:")
+            message = error_text(error).replace("bounds:", "--lower, --upper:")
             if message.startswith("--lower, --upper: None"):
                 message = (
                     "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
                 )
-            raise click.UsageError(f"{label(column_form['column'])}{message}") from error
-        epsilon, keep = float(column_form["certificate"]["epsilon"]), form.get("missing") == "keep"
-        clip = bool(form.get("clip"))
-        return cls(column_form["column"], by, column_form["mechanism"], epsilon, channel, keep, clip, origin)
+            raise click.UsageError(f"{label(column_record['column'])}{message}") from error
+        epsilon, keep = float(column_record["certificate"]["epsilon"]), release.get("missing") == "keep"
+        clip = bool(release.get("clip"))
+        return cls(
+            column_record["column"], group_column, column_record["mechanism"], epsilon, channel, keep, clip, origin
+        )
 
     def tally(self, source: Source, row: int = 0) -> Tallied:
         """Count the reports of one source, which begins with that row of its file."""
@@ -145,10 +147,10 @@ class Selection:
 
     def join(self, tallies: Iterable[Tallied], where: object) -> Read:
         """Return the counted reports of a release from those of its parts."""
-        return Read.of(self, tallies, where)
+        return Read.from_tallies(self, tallies, where)
 
 
-def _days(value: date | float, origin: date | None, option: str) -> float:
+def _in_days(value: date | float, origin: date | None, option: str) -> float:
     """Return a number, or the days from the origin of a column to a date."""
     if not isinstance(value, date):
         return value
@@ -166,11 +168,11 @@ class Read:
     missing: int  # rows without a report
 
     @classmethod
-    def of(cls, selection: Selection, tallies: Iterable[Tallied], where: Any) -> Read:
+    def from_tallies(cls, selection: Selection, tallies: Iterable[Tallied], where: Any) -> Read:
         groups, missing = dict[str | None, Counts](), 0
         for tally in tallies:
             missing += tally.missing
-            _check_few(groups.keys() | tally.groups.keys(), selection)
+            _check_group_count(groups.keys() | tally.groups.keys(), selection)
             for cell, numbers in tally.groups.items():
                 groups.setdefault(cell, Counts(selection.channel)).numbers += numbers
         if not any(counts.total for counts in groups.values()):
@@ -183,115 +185,120 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
 
     Without a sidecar it is the one beside the file, whose hash must be the file's.
     """
-    place = sidecar_path(path) if sidecar is None else sidecar
-    if not place.is_file():
-        raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
-    form, _ = read_sidecar(place)
+    sidecar_file = sidecar_path(path) if sidecar is None else sidecar
+    if not sidecar_file.is_file():
+        raise click.UsageError(f"--sidecar: missing; {sidecar_file}, which `dpkernels perturb` writes, is not there")
+    release, _ = read_sidecar(sidecar_file)
     try:
-        written = Layout.from_dict(form["layout"])
+        written = Layout.from_dict(release["layout"])
     except ValueError as error:
-        raise CertificateError(f"{place}: is not the sidecar of a release; {text_of(error)}") from error
-    if sidecar is None and "parts" in form["output"]:
-        raise ValueError(f"{place}: is the sidecar of a release of many files; REPORTS is then their folder")
-    if sidecar is None and form["output"]["sha256"] != digest(path):
-        raise CertificateError(
-            f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
-        )
+        raise CertificateError(f"{sidecar_file}: is not the sidecar of a release; {error_text(error)}") from error
+    if sidecar is None and "parts" in release["output"]:
+        raise ValueError(f"{sidecar_file}: is the sidecar of a release of many files; REPORTS is then their folder")
+    if sidecar is None and release["output"]["sha256"] != digest(path):
+        problem = f"is not the file that {sidecar_file} was written with"
+        raise CertificateError(f"{path}: {problem}; give --sidecar if it holds reports of that release")
     if sidecar is not None:  # of another file with the same reports, of the format that its suffix says
-        format_, packed = known_format(path), path.suffix.lower() == ".gz"
-        if written.kind == format_:
+        file_format, packed = format_of_suffix(path), path.suffix.lower() == ".gz"
+        if written.file_format == file_format:
             written = replace(written, unpack=packed, pack=packed)
         else:
-            text = format_ in ("csv", "tsv")
-            delimiter, markers = "\t" if format_ == "tsv" else ",", written.markers if text else ()
-            written = Layout(format_, delimiter, multiline=text, unpack=packed, pack=packed, markers=markers)
-    return form, open_source(path, written)
+            text = file_format in ("csv", "tsv")
+            delimiter, markers = "\t" if file_format == "tsv" else ",", written.markers if text else ()
+            written = Layout(file_format, delimiter, multiline=text, unpack=packed, pack=packed, markers=markers)
+    return release, open_source(path, written)
 
 
 def read(
-    path: Path, sidecar: Path | None, column: str | None, by: str | None, bounds: tuple[float, float] | None
+    path: Path, sidecar: Path | None, column: str | None, group_column: str | None, bounds: tuple[float, float] | None
 ) -> Read:
     """Open a release, and count the reports of a column of numbers, in groups by the cells of another one, ``by``.
 
     ``column`` may be None where there is only one, and ``bounds`` are for additive noise.
     """
-    form, source = open_release(path, sidecar)
-    selection = Selection.of(form, source.names, path, column, by, bounds)
+    release, source = open_release(path, sidecar)
+    selection = Selection.from_sidecar(release, source.names, path, column, group_column, bounds)
     return selection.join([selection.tally(source)], path)
 
 
-def check_groups(form: Mapping[str, Any], names: Sequence[str], where: object, by: str | None) -> None:
+def check_groups(release: Mapping[str, Any], names: Sequence[str], where: object, group_column: str | None) -> None:
     """Refuse groups by a column that is perturbed, or that is not there once."""
-    if by is not None:
-        if by in [column_form["column"] for column_form in form["columns"]]:
-            raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
-        if list(names).count(by) != 1:
-            raise click.UsageError(f"--by: {where} has {list(names).count(by)} columns {by!r}")
+    if group_column is not None:
+        if group_column in [column_record["column"] for column_record in release["columns"]]:
+            raise click.UsageError(
+                f"--by: {group_column!r} is perturbed; groups are of columns that were copied as they are"
+            )
+        if list(names).count(group_column) != 1:
+            raise click.UsageError(f"--by: {where} has {list(names).count(group_column)} columns {group_column!r}")
 
 
-def column_of(form: Mapping[str, Any], columns: Sequence[str], where: object, column: str | None) -> Mapping[str, Any]:
+def select_column(
+    release: Mapping[str, Any], columns: Sequence[str], where: object, column: str | None
+) -> Mapping[str, Any]:
     """Return the column of a sidecar that is estimated, which may be None where there is only one."""
-    forms = {column_form["column"]: column_form for column_form in form["columns"]}
-    if column is None and len(forms) == 1:
-        column = next(iter(forms))
-    names = ", ".join(map(title, forms))
-    if column is None and None not in forms:
+    records = {record["column"]: record for record in release["columns"]}
+    if column is None and len(records) == 1:
+        column = next(iter(records))
+    names = ", ".join(map(title, records))
+    if column is None and None not in records:
         raise click.UsageError(f"--column: missing; the perturbed columns are {names}")
-    if column not in forms:
+    if column not in records:
         reason = "was copied as it is" if column in columns else "is not there"
         raise click.UsageError(f"--column: {column!r} {reason}; the perturbed columns are {names}")
     if column is None and columns:
         raise ValueError(f"{where}: has columns, but the sidecar is that of an array, which has none")
     if column is not None and list(columns).count(column) != 1:
         raise ValueError(f"{where}: has {list(columns).count(column)} columns {column!r}")
-    return forms[column]
+    return records[column]
 
 
 def tally(source: Source, selection: Selection, row: int = 0) -> Tallied:
     """Count one source, which begins with that row of its file."""
-    name, by, channel = selection.column, selection.by, selection.channel
+    name, group_column, channel = selection.column, selection.group_column, selection.channel
     groups: dict[str | None, np.ndarray] = {}
     start, missing, width = row, 0, len(channel.written)
-    chosen = [name] if by is None else [name, by]
-    with closing(ahead(source.pieces(chosen))) as pieces:
-        for piece in pieces:
-            indices = _reports(source, piece, name, start, channel, selection.keep)
+    chosen = [name] if group_column is None else [name, group_column]
+    with closing(ahead(source.chunks(chosen))) as chunks:
+        for chunk in chunks:
+            indices = _report_indices(source, chunk, name, start, channel, selection.keep)
             missing += int((indices < 0).sum())
-            local, cells = groups_of(source, piece, by)
-            _check_few(groups.keys() | set(cells), selection)
+            local, cells = group_rows(source, chunk, group_column)
+            _check_group_count(groups.keys() | set(cells), selection)
             is_present = indices >= 0
-            index = (local[is_present] if by is not None else 0) * width + indices[is_present]
+            index = (local[is_present] if group_column is not None else 0) * width + indices[is_present]
             numbers = np.bincount(index, minlength=len(cells) * width).reshape(len(cells), -1)
             for cell, more in zip(cells, numbers, strict=True):
                 groups.setdefault(cell, np.zeros(width, np.int64))[:] += more
-            start += len(piece)
-            stop_if_asked()
+            start += len(chunk)
+            raise_if_interrupted()
     return Tallied(groups, missing)
 
 
-def _check_few(cells: Collection[str | None], selection: Selection) -> None:
+def _check_group_count(cells: Collection[str | None], selection: Selection) -> None:
     if len(cells) * len(selection.channel.written) > _MAX_COUNTS:
         many = "has too many groups to be counted by report; is it an identifier?"
-        raise click.UsageError(f"--by: {selection.by!r} {many}")
+        raise click.UsageError(f"--by: {selection.group_column!r} {many}")
 
 
-def _reports(source: Source, piece: object, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
+def _report_indices(
+    source: Source, chunk: object, name: str | None, start: int, channel: Channel, keep: bool
+) -> np.ndarray:
     """Return the index of every report among the channel's; -1 where it is missing."""
     try:
-        numbers = source.numbers(piece, name, start)
+        numbers = source.numbers(chunk, name, start)
         is_present = np.ones(len(numbers.values), bool) if numbers.missing is None else ~numbers.missing
         if not keep and not is_present.all():
-            place = source.place(piece, start + int(is_present.argmin()), start)
-            raise ValueError(f"{place} is missing; the release kept none")
-        places = np.full(len(is_present), -1, np.int64)
-        places[is_present] = codes(channel, numbers.values[is_present])
-        return places
+            position = source.position(chunk, start + int(is_present.argmin()), start)
+            raise ValueError(f"{position} is missing; the release kept none")
+        report_indices = np.full(len(is_present), -1, np.int64)
+        report_indices[is_present] = codes(channel, numbers.values[is_present])
+        return report_indices
     except ReportError as error:
         row = int(np.flatnonzero(is_present)[error.row])
         reason = private(error.reason, "is no report of this release")
-        raise ValueError(f"{label(name)}{source.place(piece, start + row, start)} {reason}") from error
+        raise ValueError(f"{label(name)}{source.position(chunk, start + row, start)} {reason}") from error
     except ValueError as error:
-        raise ValueError(label(name) + text_of(error)) from error
+        raise ValueError(label(name) + error_text(error)) from error
 
 
 _QUANTILES = (0.1, 0.5, 0.9)
@@ -319,7 +326,7 @@ class EstimateOptions:
 class EstimateRow(NamedTuple):
     """The estimates of one group."""
 
-    form: JsonObject  # in JSON: the group, its reports, and every estimate with its interval or why there is none
+    record: JsonObject  # in JSON: the group, its reports, and every estimate with its interval or why there is none
     estimate: Estimate | None  # None if there are no reports
     error: ValueError | None  # the first of the estimates that were asked for
 
@@ -335,8 +342,8 @@ class Estimates:
     @property
     def assumption(self) -> str | None:
         """Return a sentence on what the intervals assume; for groups it names no places, which differ."""
-        answer = next((row.estimate for row in self.rows if row.form["distribution"] is not None), None)
-        if answer is not None and self.counted.selection.by is not None and self.options.assume == "smooth":
+        answer = next((row.estimate for row in self.rows if row.record["distribution"] is not None), None)
+        if answer is not None and self.counted.selection.group_column is not None and self.options.assume == "smooth":
             smooth = "a smooth density, with point masses where it has them"
             return f"Intervals assume that the values of a group have {smooth}."
         return None if answer is None else answer.assumption
@@ -345,7 +352,7 @@ class Estimates:
         selection = self.counted.selection
         return {
             "column": selection.column,
-            "by": selection.by,
+            "by": selection.group_column,
             "mechanism": selection.mechanism,
             "epsilon": selection.epsilon,
             "values": [selection.channel.lower, selection.channel.upper],
@@ -354,51 +361,53 @@ class Estimates:
             "missing": self.counted.missing,
             "confidence": self.options.confidence,
             "assumption": self.assumption,
-            "estimates": [row.form for row in self.rows],
+            "estimates": [row.record for row in self.rows],
         }
 
     def __str__(self) -> str:
-        selection, forms = self.counted.selection, [row.form for row in self.rows]
+        selection, records = self.counted.selection, [row.record for row in self.rows]
         origin, ends = selection.date_origin, [selection.channel.lower, selection.channel.upper]
         values = f"[{', '.join(shortest(end) if origin is None else date_text(end, origin) for end in ends)}]"
-        count = f"{sum(form['reports'] for form in forms):,}"
+        count = f"{sum(record['reports'] for record in records):,}"
         mechanism = f"the mechanism {display_name(selection.mechanism)} at epsilon {selection.epsilon:.6g}"
         clipped = "; values outside were clipped" if selection.clip else ""
         lines = [f"{title(selection.column)}: {count} reports of {mechanism}, values in {values}{clipped}"]
         lines += [] if origin is None else [f"Values are days since {origin}, printed as dates."]
         lines += [f"{self.counted.missing:,} rows without a report"] if self.counted.missing else []
-        if selection.by is None and forms[0]["distribution"] is not None:
-            lines.append(f"Distribution: {forms[0]['distribution']}.")
+        if selection.group_column is None and records[0]["distribution"] is not None:
+            lines.append(f"Distribution: {records[0]['distribution']}.")
         chance = f"Each single interval contains its true value with probability {100 * self.options.confidence:.6g} %."
         lines += [self.assumption, chance] if self.assumption else []
-        group_heading = [] if selection.by is None else [display_name(selection.by)]
+        group_heading = [] if selection.group_column is None else [display_name(selection.group_column)]
         interval = f"{100 * self.options.confidence:.6g} % interval"
         numbers, histograms = [[*group_heading, "reports", "", "estimate", interval]], list[str]()
-        for form in forms:
-            group = [_group_title(form["group"])] if group_heading else []
-            first = [*group, f"{form['reports']:,}"]
-            for name, value in form.items():
+        for record in records:
+            group = [_group_title(record["group"])] if group_heading else []
+            first = [*group, f"{record['reports']:,}"]
+            for name, value in record.items():
                 if isinstance(value, dict):
                     day = None if name == "standard_deviation" else origin
                     unit = " in days" if origin is not None and day is None else ""
-                    answer = _cells(value["value"], value.get("interval", ()), value.get("why", ""), day)
+                    answer = _estimate_cells(value["value"], value.get("interval", ()), value.get("why", ""), day)
                     numbers.append([*first, name.replace("_", " ") + unit, *answer])
                     first = [""] * len(first)
                 elif isinstance(value, list):
                     cells = [[*group_heading, "from", "to", "share", interval, "number", interval]]
-                    for bin_ in value:
-                        lower, upper, share, low, high, number, low_count, high_count = list(bin_.values())[:8]
-                        shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
-                        counts = [f"{number:,.0f}", f"{low_count:,.0f} to {high_count:,.0f}"]
+                    for histogram_bin in value:
+                        lower, upper, fraction, low, high, number, low_count, high_count = list(histogram_bin.values())[
+                            :8
+                        ]
+                        share_cells = [f"{fraction:.4f}", f"{low:.4f} to {high:.4f}"]
+                        count_cells = [f"{number:,.0f}", f"{low_count:,.0f} to {high_count:,.0f}"]
                         edges = [_edge_text(edge, origin) for edge in (lower, upper)]
-                        cells.append([*group, *edges, *shares, *counts])
+                        cells.append([*group, *edges, *share_cells, *count_cells])
                     histograms += ["", *aligned(cells)]
         return "\n".join([*lines, "", *aligned(numbers), *histograms])
 
     def plot(self, target: Path) -> None:
         selection = self.counted.selection
-        prefix = "" if selection.by is None else f"{display_name(selection.by)} "
-        titles = [prefix and prefix + _group_title(row.form["group"]) for row in self.rows]
+        prefix = "" if selection.group_column is None else f"{display_name(selection.group_column)} "
+        titles = [prefix and prefix + _group_title(row.record["group"]) for row in self.rows]
         drawn = {name: row.estimate for name, row in zip(titles, self.rows, strict=True) if row.estimate is not None}
         origin, channel = selection.date_origin, selection.channel
         ticks = [] if origin is None else date_ticks(channel.lower, channel.upper, origin)
@@ -411,7 +420,7 @@ def _edge_text(edge: float, origin: date | None) -> str:
     return format_number(edge) if origin is None else date_text(edge, origin)
 
 
-def _cells(value: float | None, interval: Sequence[float], why: str, origin: date | None) -> list[str]:
+def _estimate_cells(value: float | None, interval: Sequence[float], why: str, origin: date | None) -> list[str]:
     if value is None:
         return ["-", why.partition(",")[0].partition(": ")[0]]
     if origin is None:
@@ -434,11 +443,14 @@ def check_panels(counted: Read) -> None:
 def estimates(counted: Read, settings: EstimateOptions) -> Estimates:
     """Estimate from counted reports; it is an error if no group has enough of them for the options."""
     origin = counted.selection.date_origin
-    atoms = tuple(_days(atom, origin, "--atoms") for atom in settings.atoms or ())
+    atoms = tuple(_in_days(atom, origin, "--atoms") for atom in settings.atoms or ())
     rows = [_row(group, counts, settings, atoms, origin) for group, counts in counted.groups.items()]
     if all(row.error is not None for row in rows):
-        group_column, message = counted.selection.by, next(text_of(row.error) for row in rows if row.error is not None)
-        group = private(_group_title(rows[0].form["group"]), "of the first group")
+        group_column, message = (
+            counted.selection.group_column,
+            next(error_text(row.error) for row in rows if row.error is not None),
+        )
+        group = private(_group_title(rows[0].record["group"]), "of the first group")
         where = "" if group_column is None else f"--by: no group can answer; {group_column} {group}: "
         raise ValueError(where + ("--quantiles: " if message.startswith("p: ") else "") + message.removeprefix("p: "))
     return Estimates(counted, settings, rows)
@@ -451,48 +463,50 @@ def _row(
 
     The standard deviation and the default quantiles are left out if there are too few reports; no other may fail.
     """
-    form: JsonObject = {"group": group, "reports": int(counts.total), "distribution": None}
+    record: JsonObject = {"group": group, "reports": int(counts.total), "distribution": None}
     if not counts.total:
-        form["mean"] = {"value": None, "why": "no report"}
-        return EstimateRow(form, None, ValueError("reports: there is none"))
+        record["mean"] = {"value": None, "why": "no report"}
+        return EstimateRow(record, None, ValueError("reports: there is none"))
     with usage_errors("--"):
         answer = estimate(counts, atoms=atoms, grid=settings.grid, assume=settings.assume)
     with suppress(ValueError):  # Otherwise the mean is all that the reports have information on.
-        form["distribution"] = answer.model
+        record["distribution"] = answer.model
     quantiles = {f"quantile_{shortest(p)}": partial(answer.quantile, p) for p in settings.quantiles or _QUANTILES}
     optional = {"standard_deviation", *(quantiles if settings.quantiles is None else ())}
-    asks: dict[str, Callable[[], Any]] = {
+    quantities: dict[str, Callable[[], Any]] = {
         "mean": lambda: answer.mean,
         "standard_deviation": lambda: answer.standard_deviation,
         **quantiles,
         **({} if settings.histogram is None else {"histogram": partial(answer.histogram, settings.histogram)}),
     }
     first = None
-    for name, ask in asks.items():
+    for name, compute in quantities.items():
         try:
-            result = ask()
+            result = compute()
             if name == "histogram":
-                form[name] = [_dated(bin_, origin) for bin_ in _bins(result, settings.confidence)]
+                record[name] = [
+                    _with_dates(histogram_bin, origin) for histogram_bin in _bins(result, settings.confidence)
+                ]
             else:
                 ends = [float(end) for end in result.interval(settings.confidence)]
-                form[name] = {"value": float(result.value), "interval": ends}
+                record[name] = {"value": float(result.value), "interval": ends}
                 if origin is not None and name != "standard_deviation":
                     days = math.floor(ends[0]), math.ceil(ends[1])
-                    dates = [date_of(day, origin) for day in days]
-                    form[name] |= {"date": date_of(float(result.value), origin), "date_interval": dates}
+                    dates = [iso_date(day, origin) for day in days]
+                    record[name] |= {"date": iso_date(float(result.value), origin), "date_interval": dates}
         except ValueError as error:
-            why = public(text_of(error)).partition(": ")[2]  # without the library's argument
-            form[name] = {"value": None, "why": why}
+            why = public(error_text(error)).partition(": ")[2]  # without the library's argument
+            record[name] = {"value": None, "why": why}
             if name not in optional:
                 first = first or error
-    return EstimateRow(form, answer, first)
+    return EstimateRow(record, answer, first)
 
 
-def _dated(bin_: JsonObject, origin: date | None) -> dict[str, object]:
+def _with_dates(histogram_bin: JsonObject, origin: date | None) -> dict[str, object]:
     """Return a bin of a histogram, of a column of dates with the dates of its edges."""
     if origin is None:
-        return bin_
-    return bin_ | {f"{edge}_date": date_of(bin_[edge], origin) for edge in ("lower", "upper")}
+        return histogram_bin
+    return histogram_bin | {f"{edge}_date": iso_date(histogram_bin[edge], origin) for edge in ("lower", "upper")}
 
 
 def _bins(histogram: Any, confidence: float) -> list[dict[str, float]]:

@@ -28,7 +28,7 @@ _AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is se
 class Requests:
     """The requests to stop that a command has had."""
 
-    asked: int = 0  # the request that was seen
+    signal_number: int = 0  # the request that was seen
     finished: bool = False  # whether the work is done, so that requests come too late
 
 
@@ -37,23 +37,23 @@ _state = Requests()  # of the command that runs in this process
 
 def _note(number: int, frame: FrameType | None) -> None:
     if not _state.finished:
-        _state.asked = number
+        _state.signal_number = number
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
-    stop_if_asked()
+    raise_if_interrupted()
 
 
-def stop_if_asked() -> None:
+def raise_if_interrupted() -> None:
     """Raise KeyboardInterrupt if a request to stop has been kept."""
-    if _state.asked:
+    if _state.signal_number:
         raise KeyboardInterrupt
 
 
 def finished() -> None:
     """Note that the work is done: requests to stop come too late from here on."""
-    _state.asked, _state.finished = 0, True
+    _state.signal_number, _state.finished = 0, True
 
 
 @contextmanager
@@ -80,14 +80,14 @@ def _raising_lost_requests() -> Iterator[None]:
         if request and (thread := threading.main_thread().ident) is not None:
             signal.pthread_kill(thread, request)
 
-    def again(lost: sys.UnraisableHookArgs) -> None:
+    def resend(lost: sys.UnraisableHookArgs) -> None:
         if not issubclass(lost.exc_type, KeyboardInterrupt):
             before(lost)
             return
-        soon.append(threading.Timer(_AGAIN_SECONDS, send, [_state.asked]))
+        soon.append(threading.Timer(_AGAIN_SECONDS, send, [_state.signal_number]))
         soon[-1].start()
 
-    sys.unraisablehook = again
+    sys.unraisablehook = resend
     try:
         yield
     finally:
@@ -98,7 +98,7 @@ def _raising_lost_requests() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Keep requests to stop for ``stop_if_asked``, in steps of a few milliseconds."""
+    """Keep requests to stop for ``raise_if_interrupted``, in steps of a few milliseconds."""
     heeded = [request for request in _REQUESTS if signal.getsignal(request) is not signal.SIG_IGN]
     with _handled(dict.fromkeys(heeded, _note)):
         yield
@@ -109,7 +109,7 @@ def importing() -> Iterator[None]:
     """Let requests to stop wait for an import, up to a second: compiled modules crash if they are cut short."""
     with uninterrupted():
         yield
-    stop_if_asked()
+    raise_if_interrupted()
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def is_independent(error: BaseException) -> bool:
 
     After a request to stop the run ends as interrupted, whatever the reports are and whatever else fails.
     """
-    if _state.asked or isinstance(error, KeyboardInterrupt):
+    if _state.signal_number or isinstance(error, KeyboardInterrupt):
         return True
     cause: BaseException | None = error
     while cause is not None and not getattr(cause, "is_independent_of_reports", False):

@@ -14,8 +14,8 @@ import click
 
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, format_amount, minus, parse_budget
 from dpkernels.budgets.ledger import JOURNALS, Entry, Ledger, LedgerError, LedgerState, check_makeable
-from dpkernels.cli.errors import text_of
-from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
+from dpkernels.cli.errors import error_text
+from dpkernels.cli.interrupts import is_independent, raise_if_interrupted, uninterrupted
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned, display_name
 from dpkernels.proven import proven
@@ -50,7 +50,9 @@ class LedgerAccount:
     like: Path | None = None  # a file; a ledger that is made gets at most its permissions
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> Self | None:
+    def from_options(
+        cls, options: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()
+    ) -> Self | None:
         """Return the account that ``--ledger`` and ``--budget`` name, if any, or refuse it with a click.UsageError.
 
         ``files`` are those that the release reads and writes, the input first. It may use all files of the ``folders``.
@@ -69,9 +71,11 @@ class LedgerAccount:
         for folder in folders:
             if path.resolve().is_relative_to(folder.resolve()):
                 raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
-        own = {Path(f"{path.resolve()}{ending}") for ending in ("", *JOURNALS)}  # SQLite deletes what has these names.
+        ledger_files = {
+            Path(f"{path.resolve()}{ending}") for ending in ("", *JOURNALS)
+        }  # SQLite deletes what has these names.
         for file in files:
-            if file.resolve() in own or (path.exists() and file.exists() and path.samefile(file)):
+            if file.resolve() in ledger_files or (path.exists() and file.exists() and path.samefile(file)):
                 raise click.UsageError(
                     f"--ledger: {path} is a file of the release, or {file.name} is one of the ledger"
                 )
@@ -106,11 +110,11 @@ class LedgerAccount:
         try:
             yield
         except BudgetExceeded as error:
-            charge, left = error.asked, error.left
+            charge, remaining = error.asked, error.left
             if not isinstance(charge, EpsilonDelta) or error.budget.delta or not charge.delta:
                 raise
             power = max(_MIN_DELTA, math.ceil(math.log10(charge.delta)) + 1)
-            if charge.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
+            if charge.epsilon > remaining.epsilon or power >= 0:  # A budget with a delta does not help.
                 raise
             epsilon, delta = format_amount(error.budget.epsilon), format_amount(charge.delta)
             where = "--budget" if self.budget else f"--ledger: the budget of {self.path}"
@@ -162,11 +166,11 @@ class LedgerCharge:
                 else:
                     self.ledger.void(self.entry.id, _VOID_LABEL)
             except (OSError, LedgerError) as failed:
-                why = f"it could not be voided: {text_of(failed)}"
+                why = f"it could not be voided: {error_text(failed)}"
         if why:
             error.keeps_charge = True  # type: ignore[attr-defined]
-            goes_on = "; --resume continues the run" if output.is_resumable else ""
-            return f"({charge} stays in {self.path}: {why}{goes_on})"
+            continuation = "; --resume continues the run" if output.is_resumable else ""
+            return f"({charge} stays in {self.path}: {why}{continuation})"
         return f"({charge} in {self.path} is voided: nothing was released)"
 
     def __str__(self) -> str:
@@ -191,7 +195,7 @@ def charging(
     with uninterrupted():  # so that no charge is made without a ledger_charge
         ledger_charge = ledger_account.charge(cost, cost.describe(label))
     with settling(lambda: ledger_charge, output):
-        stop_if_asked()
+        raise_if_interrupted()
         yield ledger_charge
 
 
@@ -221,10 +225,10 @@ def resuming(
             )
         mark(ledger, number, charge["marks"])
     after = replace(state, entries=state.entries[:number])
-    made = LedgerCharge(ledger_account.path, cost, after, ledger, charge["marks"] + 1)
-    with settling(lambda: made, output):
-        stop_if_asked()
-        yield made
+    ledger_charge = LedgerCharge(ledger_account.path, cost, after, ledger, charge["marks"] + 1)
+    with settling(lambda: ledger_charge, output):
+        raise_if_interrupted()
+        yield ledger_charge
 
 
 def mark(ledger: Ledger, charge: int, marks: int) -> None:
@@ -276,15 +280,15 @@ class Report:
     def to_dict(self) -> dict[str, object]:
         """Return a JSON form; amounts are decimals, exactly."""
         state = self.state
-        form: dict[str, object] = {"ledger": state.ledger, "created": state.created}
+        document: dict[str, object] = {"ledger": state.ledger, "created": state.created}
         for name in ("budget", "spent", "left"):
-            form |= _exact(f"{name}_", getattr(state, name))
+            document |= _exact(f"{name}_", getattr(state, name))
         charges = [
             {"charge": entry.id, "time": entry.time, **_signed(entry), "label": entry.label, "hash": entry.hash}
             | {"voids": entry.voids or None, "voided_by": state.voided.get(entry.id)}
             for entry in state.entries
         ]
-        return form | {"charges": charges}
+        return document | {"charges": charges}
 
     def __str__(self) -> str:
         state = self.state

@@ -23,7 +23,7 @@ import dpkernels
 from dpkernels import checks, mechanisms
 from dpkernels.bounded_json import brief
 from dpkernels.cli import categories
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -65,8 +65,8 @@ def select_mechanism(name: str, options: Mapping[str, Any]) -> tuple[str, dict[s
     unbiased. ``categorical`` selects the mechanism for categories with the least error.
     """
     if name in categories.NAMES:
-        made: Any = named(name).make(options, release=True)
-        return categories.chosen(made)
+        mechanism_for_categories: Any = named(name).make(options, release=True)
+        return categories.name_and_options(mechanism_for_categories)
     if name not in CHOICES:
         return name, dict(options)
     arguments = {key: value for key, value in options.items() if key != "objective"}
@@ -96,8 +96,8 @@ def _balanced_share(**options: float) -> float:
     """
     points, piecewise = MECHANISMS["duchi"](**options), MECHANISMS["piecewise-wang2019"](**options)
     upper, at_end = options["upper"], float(points.variance(options["upper"]))
-    share = (ROOM * float(points.worst_variance) - at_end) / (float(piecewise.variance(upper)) - at_end)
-    return math.floor(1000 * share) / 1000
+    fraction = (ROOM * float(points.worst_variance) - at_end) / (float(piecewise.variance(upper)) - at_end)
+    return math.floor(1000 * fraction) / 1000
 
 
 @lru_cache(maxsize=16)
@@ -125,7 +125,7 @@ def _truncated_laplace(
     try:
         return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
     except ValueError as error:
-        name, colon, text = text_of(error).partition(":")
+        name, colon, text = error_text(error).partition(":")
         raise ValueError(("noise-upper" if name == "upper" else name) + colon + text) from error
 
 
@@ -243,13 +243,13 @@ def _is_constructor(function: Callable[..., Real]) -> bool:
     """Return whether a function makes a mechanism, and all its required arguments are options of the command."""
     signature = inspect.signature(function, eval_str=True)
     returned, parameters = signature.return_annotation, signature.parameters.items()
-    kinds = get_args(returned) if isinstance(returned, UnionType) else (returned,)
-    return all(isinstance(kind, type) and issubclass(kind, Mechanism) for kind in kinds) and all(
-        p.kind == p.KEYWORD_ONLY and (name in OPTIONS or p.default is not p.empty) for name, p in parameters
-    )
+    returned_types = get_args(returned) if isinstance(returned, UnionType) else (returned,)
+    return all(
+        isinstance(returned_type, type) and issubclass(returned_type, Mechanism) for returned_type in returned_types
+    ) and all(p.kind == p.KEYWORD_ONLY and (name in OPTIONS or p.default is not p.empty) for name, p in parameters)
 
 
-CONSTRUCTORS = {one.name: one for one in _constructors()}
+CONSTRUCTORS = {constructor.name: constructor for constructor in _constructors()}
 
 
 def _title(name: str) -> str:
@@ -283,19 +283,19 @@ def listing() -> list[str]:
 
 def listing_dict() -> dict[str, dict[str, list[str]]]:
     """Return for every mechanism the options that a release requires, and the others."""
-    forms = {}
+    documents = {}
     for name, constructor in CONSTRUCTORS.items():
         required = constructor.required(release=True)
         more = [flag(option) for option in constructor.options if option not in required]
-        forms[name] = {"required": list(map(flag, required)), "optional": more}
-    return forms
+        documents[name] = {"required": list(map(flag, required)), "optional": more}
+    return documents
 
 
 def named(name: str, where: str = "") -> NamedConstructor:
     """Return the constructor of a name; errors begin with ``where``."""
     if name not in CONSTRUCTORS:
-        near = get_close_matches(name, CONSTRUCTORS, 1)
-        choices = f"the mechanisms; did you mean {near[0]}?" if near else ", ".join(CONSTRUCTORS)
+        suggestions = get_close_matches(name, CONSTRUCTORS, 1)
+        choices = f"the mechanisms; did you mean {suggestions[0]}?" if suggestions else ", ".join(CONSTRUCTORS)
         raise click.UsageError(f"{where}mechanism: {brief(name)} is not one of {choices}")
     return CONSTRUCTORS[name]
 
@@ -317,14 +317,14 @@ def build_exact_sampler(
         return selected, exact_sampler(built), arguments
     except CertificateError as error:
         instead = ""
-        if text_of(error).startswith("delta:"):
+        if error_text(error).startswith("delta:"):
             from accountants import epsilon
 
             with suppress(TypeError, ValueError):  # The epsilon that the noise has at its delta, where that is known.
                 noise_epsilon = epsilon(built, built.delta)
                 if noise_epsilon > built.epsilon * (1 + 1e-9):  # Else the noise has its claim, and its table does not.
                     instead = f"; at delta {shortest(built.delta)} this noise has epsilon {noise_epsilon:.6g}"
-        raise CertificateError(f"{where}{text_of(error)}{instead}") from error
+        raise CertificateError(f"{where}{error_text(error)}{instead}") from error
 
 
 def options_by_column(names: Sequence[str], options: Mapping[str, Sequence[Any]]) -> list[dict[str, object]]:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import click
 
 from dpkernels.cli.calendar import parse_date
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.layout import DASH, FORMATS
-from dpkernels.cli.terminal import keep_for_data, redact, show
+from dpkernels.cli.terminal import redact, reserve_stdout, show
 
 
 def is_dataset(text: str) -> bool:
@@ -30,10 +30,10 @@ class _PathArgument(click.Path):
     """A file or folder. Some names are refused, each with a reason; URIs and datasets are kept as they were given."""
 
     def __init__(
-        self, refused: dict[str, str], is_kept: Callable[[str], bool] = lambda _: False, **settings: Any
+        self, refused: dict[str, str], is_passed_through: Callable[[str], bool] = lambda _: False, **settings: Any
     ) -> None:
         super().__init__(path_type=Path, **settings)
-        self.refused, self.is_kept = refused, is_kept
+        self.refused, self.is_kept = refused, is_passed_through
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
@@ -118,7 +118,7 @@ class TextList(click.ParamType):
     def convert(
         self, value: str | tuple[str, ...], param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
-        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(","))
+        return value if isinstance(value, tuple) else tuple(text.strip() for text in value.split(","))
 
 
 class CategoryList(click.ParamType):
@@ -131,7 +131,7 @@ class CategoryList(click.ParamType):
             return value
         if value.isascii() and value.isdigit():
             return int(value[:32])
-        labels = tuple(part.strip() for part in value.split(","))
+        labels = tuple(text.strip() for text in value.split(","))
         if len(labels) < 2 or not all(labels):
             self.fail(f"{value!r} must be labels separated by commas, or their number; --categories-from reads a file")
         return labels
@@ -151,7 +151,7 @@ class CategoryFile(click.ParamType):
                 self.fail(f"{value!r} has more than {_MAX_LABEL_BYTES} bytes")
             labels = tuple(line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
         except (OSError, UnicodeDecodeError) as error:
-            self.fail(f"{value!r} cannot be read as UTF-8 text: {text_of(error)}")
+            self.fail(f"{value!r} cannot be read as UTF-8 text: {error_text(error)}")
         if len(labels) < 2:
             self.fail(f"{value!r} has {len(labels)} lines; it needs one category a line, two or more")
         return labels
@@ -173,10 +173,10 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if any(parameter.name == "target" for parameter in self.params):
-            keep_for_data(str(DASH) in args)  # until it is known what each argument is
-        given, *_ = self.make_parser(ctx).parse_args(list(args))
-        ctx.meta[_GIVEN] = given
-        keep_for_data(given.get("target") == str(DASH))
+            reserve_stdout(str(DASH) in args)  # until it is known what each argument is
+        texts, *_ = self.make_parser(ctx).parse_args(list(args))
+        ctx.meta[_GIVEN] = texts
+        reserve_stdout(texts.get("target") == str(DASH))
         return super().parse_args(ctx, args)
 
     def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -205,13 +205,13 @@ _ALL = "dpkernels.help_all"  # whether the help shows all options
 _GIVEN = "dpkernels.given"  # the texts that the command line gives
 
 
-def given_options(context: click.Context) -> dict[str, object]:
+def command_line_options(context: click.Context) -> dict[str, object]:
     """Return the texts that the command line gives, by the name of their parameter."""
     return {name: value for name, value in context.meta[_GIVEN].items() if value is not None and value != ()}
 
 
-def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
-    if is_given and not context.resilient_parsing:
+def _show_all(context: click.Context, option: click.Parameter, is_requested: bool) -> None:
+    if is_requested and not context.resilient_parsing:
         context.meta[_ALL] = True
         show(context.get_help())
         context.exit()
@@ -306,7 +306,7 @@ def flags(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def options_of(table: Options, option: Callable[..., Decorator] = click.option, **settings: object) -> Decorator:
+def table_options(table: Options, option: Callable[..., Decorator] = click.option, **settings: object) -> Decorator:
     """Give a command the options of a table, which ``single`` reads.
 
     All may repeat: click would drop all but the last in silence.
@@ -314,17 +314,17 @@ def options_of(table: Options, option: Callable[..., Decorator] = click.option, 
     settings["multiple"] = True
     return together(
         *(
-            option(flag(name), name, type=kind, metavar=metavar, help=text, **settings)
-            for name, (kind, metavar, text) in table.items()
+            option(flag(name), name, type=value_type, metavar=metavar, help=text, **settings)
+            for name, (value_type, metavar, text) in table.items()
         )
     )
 
 
-_RARE_PARAMETERS = options_of(_PARAMETERS | _CATEGORIES, rare_options("Mechanism parameters"))
-mechanism_options = together(options_of(_USUAL), _RARE_PARAMETERS)
+_RARE_PARAMETERS = table_options(_PARAMETERS | _CATEGORIES, rare_options("Mechanism parameters"))
+mechanism_options = together(table_options(_USUAL), _RARE_PARAMETERS)
 # Of columns, some of which may hold dates.
 _ENDS: Options = {name: (DateOrNumber(), *_USUAL[name][1:]) for name in ("lower", "upper")}
-column_options = together(options_of(_USUAL | _ENDS), _RARE_PARAMETERS)
+column_options = together(table_options(_USUAL | _ENDS), _RARE_PARAMETERS)
 
 _SHUFFLE = "Put the rows into a random order. They are held in memory, at most 1 GiB."
 _DATES = "The column, by default all but categories, holds dates: perturb days since DATE. Bounds may be dates."
@@ -339,8 +339,8 @@ row_options = together(
     _row_option("--date-origin", type=DateOrigin(), metavar="[NAME=]DATE", multiple=True, help=_DATES),
     _row_option("--round", "decimals", type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
     _row_option("--shuffle-rows", is_flag=True, help=_SHUFFLE),
-    _row_option("--format", "kind", type=click.Choice(list(FORMATS)), help=_FORMAT),
-    _row_option("--output-format", "output_kind", type=click.Choice(list(FORMATS)), help=_OUTPUT_FORMAT),
+    _row_option("--format", "file_format", type=click.Choice(list(FORMATS)), help=_FORMAT),
+    _row_option("--output-format", "output_format", type=click.Choice(list(FORMATS)), help=_OUTPUT_FORMAT),
     _row_option("--delimiter", metavar="C", help="What separates the cells of a csv or tsv."),
     _row_option("--missing-markers", type=TextList(), default=(), metavar="A,B,..", help=_MARKERS),
     _row_option("--multiline", is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),
@@ -398,8 +398,8 @@ def redact_option(option: Callable[..., Decorator] = click.option) -> Decorator:
 _REDACT = "Never show values in errors, only rows and lines. Values are shown on a terminal only."
 
 
-def _redact(context: click.Context, option: click.Parameter, is_given: bool) -> None:
-    if is_given:
+def _redact(context: click.Context, option: click.Parameter, is_requested: bool) -> None:
+    if is_requested:
         redact()
 
 
@@ -424,4 +424,4 @@ def usage_errors(where: str = "", errors: type[Exception] | tuple[type[Exception
     except click.UsageError as error:
         raise click.UsageError(where + error.message) from error
     except errors as error:
-        raise click.UsageError(where + text_of(error)) from error
+        raise click.UsageError(where + error_text(error)) from error

@@ -16,10 +16,10 @@ from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.budgets.filters import EpsilonDelta, amount, format_amount
 from dpkernels.budgets.ledger import Ledger
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, settling
 from dpkernels.cli.options import flag, usage_errors
-from dpkernels.cli.perturb.output import Output, check_target, digest, own_sidecar, sidecar_path
+from dpkernels.cli.perturb.output import Output, check_target, digest, matching_sidecar, sidecar_path
 from dpkernels.cli.perturb.sidecar import WrittenFile
 from dpkernels.cli.terminal import private, warnings
 from dpkernels.cli.text import aligned, listed
@@ -50,47 +50,49 @@ _KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _parsed(text: str, form: str) -> list[Any]:
+def _parse(text: str, syntax: str) -> list[Any]:
     """Return the parts of a form in an option, which are split at colons from the right: a column's name may have some.
 
     A part with dots is a list. Columns and values are texts, K is a whole number, and all others are numbers.
     """
-    kinds = form.split(":")
-    parts = text.rsplit(":", len(kinds) - 1)
-    if len(parts) != len(kinds):
-        raise ValueError(f"must have the form {form}")
+    field_types = syntax.split(":")
+    fields = text.rsplit(":", len(field_types) - 1)
+    if len(fields) != len(field_types):
+        raise ValueError(f"must have the form {syntax}")
     return [
-        [_part(each, kind) for each in part.split(",")] if kind.endswith("...") else _part(part, kind)
-        for part, kind in zip(parts, kinds, strict=True)
+        [_parse_part(item, field_type) for item in field.split(",")]
+        if field_type.endswith("...")
+        else _parse_part(field, field_type)
+        for field, field_type in zip(fields, field_types, strict=True)
     ]
 
 
-def _part(text: str, kind: str) -> Any:
-    if kind.startswith(("COL", "X", "Y", "VALUE")):
+def _parse_part(text: str, field_type: str) -> Any:
+    if field_type.startswith(("COL", "X", "Y", "VALUE")):
         return text
     try:
-        return int(text) if kind == "K" else float(text)
+        return int(text) if field_type == "K" else float(text)
     except ValueError:
-        raise ValueError(f"{kind}: {text!r} is not a {'whole ' * (kind == 'K')}number") from None
+        raise ValueError(f"{field_type}: {text!r} is not a {'whole ' * (field_type == 'K')}number") from None
 
 
 def statistics(options: Mapping[str, tuple[str, Sequence[str]]], by: Mapping[str, Any] | None) -> list[Statistic]:
     """Return the statistics of the command's options, each with its form and the texts that were given."""
     chosen: list[Statistic] = []
-    for name, (form, texts) in options.items():
+    for name, (syntax, texts) in options.items():
         for text in texts:
             with usage_errors(f"{flag(name)}: {text!r}: "):
-                chosen.append(_statistic(name, _parsed(text, form), by))
+                chosen.append(_statistic(name, _parse(text, syntax), by))
     return chosen
 
 
-def _statistic(name: str, parts: Sequence[Any], by: Mapping[str, Any] | None) -> Statistic:
+def _statistic(name: str, fields: Sequence[Any], by: Mapping[str, Any] | None) -> Statistic:
     if name == "top":
-        return Top(*parts)
+        return Top(*fields)
     if name == "regression":
-        y, y0, y1, x, x0, x1 = parts
+        y, y0, y1, x, x0, x1 = fields
         return Regression(y, x, y_bounds=(y0, y1), x_bounds=(x0, x1), by=by)
-    return _KINDS[name](*parts, by=by)
+    return _KINDS[name](*fields, by=by)
 
 
 def groups(texts: Sequence[str]) -> dict[str, Any] | None:
@@ -115,15 +117,15 @@ def tidy(results: Sequence[Result], by: Mapping[str, object] | None, confidence:
         name: [] for name in [*(by or {}), "statistic", "detail", "value", "low", "high"]
     }
     for result in results:
-        form = result.to_dict(confidence)
+        document = result.to_dict(confidence)
         for row in range(len(result)):
-            own = {name: column[row] for name, column in form["index"].items()}
+            row_keys = {name: column[row] for name, column in document["index"].items()}
             for name in by or {}:
-                columns[name].append(str(own.pop(name)) if name in own else None)
+                columns[name].append(str(row_keys.pop(name)) if name in row_keys else None)
             columns["statistic"].append(result.name)
-            columns["detail"].append(", ".join(f"{name} {value}" for name, value in own.items()))
+            columns["detail"].append(", ".join(f"{name} {value}" for name, value in row_keys.items()))
             for name in ("value", "low", "high"):
-                columns[name].append(form[name][row])
+                columns[name].append(document[name][row])
     return columns
 
 
@@ -149,7 +151,7 @@ class Files:
     ledger: LedgerAccount | None
 
     @classmethod
-    def of(
+    def from_options(
         cls, source: Path, target: Path, plot: Path | None, charged: Mapping[str, Any], force: bool, is_dry: bool
     ) -> Self:
         """Check the files before anything is read, and raise a click.UsageError about those that cannot be used."""
@@ -161,16 +163,18 @@ class Files:
         files = [source, target, sidecar_path(target), *([] if plot is None else [plot])]
         if is_dry and not (charged.get("ledger") or source).exists():
             charged = {}
-        return cls(source, target, plot, LedgerAccount.of(charged, files, [source] if source.is_dir() else []))
+        return cls(
+            source, target, plot, LedgerAccount.from_options(charged, files, [source] if source.is_dir() else [])
+        )
 
 
-def _session(files: Files, ledger: Ledger | None, statistics_: Sequence[Statistic], **options: Any) -> tuple[Any, Any]:
+def _session(files: Files, ledger: Ledger | None, requested: Sequence[Statistic], **options: Any) -> tuple[Any, Any]:
     """Return the session and the plan of a release, which nothing of the options prevents."""
     epsilon, delta, rows = (options.pop(name) for name in ("epsilon", "delta", "rows"))
     try:
         with usage_errors():
             session = Session(files.source, epsilon=epsilon, delta=delta, ledger=ledger, **options)
-            plan = session.plan(statistics_, epsilon=epsilon, delta=delta, rows=rows)
+            plan = session.plan(requested, epsilon=epsilon, delta=delta, rows=rows)
     except click.UsageError as error:
         if not isinstance(unknown := error.__cause__, UnknownColumnError):
             raise
@@ -182,7 +186,7 @@ def _session(files: Files, ledger: Ledger | None, statistics_: Sequence[Statisti
 def release(
     source: Path,
     target: Path,
-    statistics_: Sequence[Statistic],
+    requested: Sequence[Statistic],
     by: Mapping[str, object] | None,
     *,
     epsilon: object,
@@ -199,17 +203,17 @@ def release(
 ) -> str:
     """Release statistics of a file into a table and a sidecar, and return a summary; or print what would be done."""
     charged = {"ledger": ledger, **({} if budget is None else {"budget": budget})}
-    files = Files.of(source, target, plot, charged, force, dry_run)
+    files = Files.from_options(source, target, plot, charged, force, dry_run)
     with usage_errors():
         checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
-        if not statistics_:
+        if not requested:
             raise ValueError("give at least one statistic, such as --count")
         cost = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     of_session = {"epsilon": epsilon, "delta": delta, "rows": rows, **unit}
     if files.ledger is not None and not files.ledger.path.exists():
-        _session(files, None, statistics_, **of_session)  # No ledger is made for a release that is refused.
+        _session(files, None, requested, **of_session)  # No ledger is made for a release that is refused.
     account = None if files.ledger is None else files.ledger.opened(cost)
-    session, plan = _session(files, account, statistics_, **of_session)
+    session, plan = _session(files, account, requested, **of_session)
     if dry_run:
         return _expected(plan, rows, as_json)
     with Output(source, target, force).run() as output:
@@ -222,18 +226,18 @@ def release(
             with naming(target):
                 _write(columns, target, output.file)
                 written = WrittenFile(*sha256_and_size(output.file))
-            form = session.to_dict(confidence=confidence) | {"output": written.to_dict()}
-            output.commit(json.dumps(form) + "\n")
+            document = session.to_dict(confidence=confidence) | {"output": written.to_dict()}
+            output.commit(json.dumps(document) + "\n")
     if plot is not None:
         write_png(plot_all(results, confidence=confidence), plot)
     if as_json:
-        del form["integers"]  # Those of the certificates, which are in the sidecar alone.
+        del document["integers"]  # Those of the certificates, which are in the sidecar alone.
         about = {"certificates": str(sidecar_path(target)), "table": str(target), "warnings": warnings()}
-        return json.dumps(form | about, indent=2)
-    rows_ = ([_shown(cell) for cell in row] for row in zip(*columns.values(), strict=True))
-    lines = [list(columns), *rows_]
-    place = f"Written: {target}, {sidecar_path(target)}"
-    return "\n".join([*aligned(lines), "", *session.report().splitlines()[-3:], place])
+        return json.dumps(document | about, indent=2)
+    cells = ([_format_cell(cell) for cell in row] for row in zip(*columns.values(), strict=True))
+    lines = [list(columns), *cells]
+    written_note = f"Written: {target}, {sidecar_path(target)}"
+    return "\n".join([*aligned(lines), "", *session.report().splitlines()[-3:], written_note])
 
 
 def _charge(files_ledger: LedgerAccount | None, ledger: Ledger | None, plan: Any) -> LedgerCharge | None:
@@ -249,16 +253,16 @@ def _expected(plan: Any, rows: int, as_json: bool) -> str:
     """Return what a release would cost, and how wide its intervals would be."""
     expected = plan.expected().to_pydict()
     if as_json:
-        return json.dumps({"rows": rows, "cost": [format_amount(each) for each in plan.cost], **_finite(expected)})
+        return json.dumps({"rows": rows, "cost": [format_amount(total) for total in plan.cost], **_finite(expected)})
     table = [("statistic", "epsilon", "width of the 95 % interval")]
-    for name, own, width in zip(*expected.values(), strict=True):
-        shown = "depends on the data" if math.isnan(width) else format_number(width)
-        table.append((name, shortest(own), shown))
+    for name, epsilon, width in zip(*expected.values(), strict=True):
+        width_text = "depends on the data" if math.isnan(width) else format_number(width)
+        table.append((name, shortest(epsilon), width_text))
     about = f"Nothing is released or charged. Widths are for groups of {rows:,} rows; the cost would be {plan.cost}."
     return "\n".join([*aligned(table), about])
 
 
-def _shown(cell: object) -> str:
+def _format_cell(cell: object) -> str:
     return format_number(cell) if isinstance(cell, float) else str("" if cell is None else cell)
 
 
@@ -285,14 +289,14 @@ class VerifiedSession:
 def is_session(path: Path) -> bool:
     """Return whether a file is the sidecar of statistics, or was written by ``Session.save``."""
     try:
-        form = _form(path)
+        document = _read_document(path)
     except ValueError:
         return False
-    return type(form) is dict and str(form.get("format")).startswith("dpkernels session")
+    return type(document) is dict and str(document.get("format")).startswith("dpkernels session")
 
 
-def _form(path: Path) -> Any:
-    text = own_sidecar(_table(path), read_text(path))
+def _read_document(path: Path) -> Any:
+    text = matching_sidecar(_table(path), read_text(path))
     return None if text is None else parse_json(text)
 
 
@@ -306,13 +310,13 @@ def verified(path: Path) -> VerifiedSession:
     Raises:
         CertificateError: what it states does not follow.
     """
-    form, table = _form(path), _table(path)
+    document, table = _read_document(path), _table(path)
     try:
-        lines = verify(form)
+        lines = verify(document)
     except ValueError as error:
-        raise CertificateError(f"{path}: {text_of(error)}") from error
-    if "output" in form:
-        stated = form["output"].get("sha256") if type(form["output"]) is dict else None
+        raise CertificateError(f"{path}: {error_text(error)}") from error
+    if "output" in document:
+        stated = document["output"].get("sha256") if type(document["output"]) is dict else None
         if stated is None or digest(table) != stated:
             raise CertificateError(f"{table}: is not the table that {path} is for, or is not there")
         lines.append(f"{table}: its SHA-256 is the stated one; its numbers are declared, not verified")

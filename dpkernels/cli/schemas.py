@@ -42,7 +42,7 @@ def _object(required: dict[str, Schema], optional: dict[str, Schema] | None = No
     return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
 
 
-def _of(schema: Schema, *names: str) -> dict[str, Schema]:
+def _same(schema: Schema, *names: str) -> dict[str, Schema]:
     return dict.fromkeys(names, schema)
 
 
@@ -55,7 +55,7 @@ _ERROR = _object(
     | {"charge": _or_null(TEXT), "warnings": _list(TEXT)},
     _VERIFIED,
 )
-_GUARANTEE = _of(NUMBER, "epsilon", "realised_epsilon", "delta", "realised_delta") | {"neighbouring": TEXT}
+_GUARANTEE = _same(NUMBER, "epsilon", "realised_epsilon", "delta", "realised_delta") | {"neighbouring": TEXT}
 _RELEASED_COLUMN = _object(
     {"column": _or_null(TEXT), "mechanism": TEXT, "parameters": _map(NUMBER), **_GUARANTEE}, {"date_origin": TEXT}
 )
@@ -66,7 +66,7 @@ _CHARGE = _object(
 )
 _PERTURB = _object(
     {
-        **_of(_or_null(TEXT), "output", "certificates"),
+        **_same(_or_null(TEXT), "output", "certificates"),
         "rows": WHOLE,
         **_GUARANTEE,
         "columns": _list(_RELEASED_COLUMN),
@@ -79,18 +79,20 @@ _PERTURB = _object(
         "ledger": _or_null(_CHARGE),
         "warnings": _list(TEXT),
     },
-    {"queries": _object({"columns": _map(TEXT), "together": _or_null(_object(_of(TEXT, "epsilon", "delta")))})},
+    {"queries": _object({"columns": _map(TEXT), "together": _or_null(_object(_same(TEXT, "epsilon", "delta")))})},
 )
-_AT_EPSILON = _object({"epsilon": NUMBER, "delta": _or_null(NUMBER)}, _of(_or_null(NUMBER), "some_inputs", "at_least"))
-_AT_DELTA = _object({"delta": NUMBER, "epsilon": _or_null(NUMBER)}, _of(_or_null(NUMBER), "some_inputs", "at_least"))
+_AT_EPSILON = _object(
+    {"epsilon": NUMBER, "delta": _or_null(NUMBER)}, _same(_or_null(NUMBER), "some_inputs", "at_least")
+)
+_AT_DELTA = _object({"delta": NUMBER, "epsilon": _or_null(NUMBER)}, _same(_or_null(NUMBER), "some_inputs", "at_least"))
 _PROFILE = {"delta_at_epsilon": _list(_AT_EPSILON), "epsilon_at_delta": _list(_AT_DELTA)}
 _ACCOUNTED = {"mechanism": TEXT, "parameters": _map(NUMBER), "neighbouring": TEXT, "covers": TEXT}
 _ONE_REPORT = {"pure_epsilon": _or_null(NUMBER), "certified": _or_null(TEXT)}
 # Errors of one report, of which each mechanism has some.
-_ERRORS = _of(
+_ERRORS = _same(
     NUMBER, "variance", "mean_of_the_noise", "acceptance", "worst_variance", "central_variance", "largest_bias"
 )
-_ERRORS |= _of(NUMBER, "mean_squared_error", "share_variance")
+_ERRORS |= _same(NUMBER, "mean_squared_error", "share_variance")
 _NUMBERS = {"reports": WHOLE, "subsample": _or_null(NUMBER), "shuffled": WHOLE}
 _RISK = _object(
     {
@@ -109,8 +111,8 @@ _ANSWER = _either(
     _object({"value": {"type": "null"}, "why": TEXT}),
 )
 _BIN = _object(
-    _of(NUMBER, "lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high"),
-    _of(_or_null(TEXT), "lower_date", "upper_date"),
+    _same(NUMBER, "lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high"),
+    _same(_or_null(TEXT), "lower_date", "upper_date"),
 )
 _GROUP = {
     "type": "object",
@@ -130,15 +132,15 @@ _ESTIMATE = {"column": _or_null(TEXT), "by": _or_null(TEXT), "mechanism": TEXT, 
 _ESTIMATE |= {"missing": WHOLE, "confidence": NUMBER}
 _CATEGORY = _object(
     {"category": _either(TEXT, WHOLE)}
-    | _of(NUMBER, "count", "count_low", "count_high", "share", "share_low", "share_high", "unbiased")
+    | _same(NUMBER, "count", "count_low", "count_high", "share", "share_low", "share_high", "unbiased")
 )
-_FOUND = _object({"value": TEXT} | _of(NUMBER, "share", "share_low", "share_high"))
+_FOUND = _object({"value": TEXT} | _same(NUMBER, "share", "share_low", "share_high"))
 _LEDGER_ENTRY = _object(
-    {"charge": WHOLE, **_of(TEXT, "time", "epsilon", "delta", "label", "hash")}
-    | _of(_or_null(WHOLE), "voids", "voided_by")
+    {"charge": WHOLE, **_same(TEXT, "time", "epsilon", "delta", "label", "hash")}
+    | _same(_or_null(WHOLE), "voids", "voided_by")
 )
 _TUNED = _object(
-    {"mechanism": TEXT, "value": NUMBER, "parameters": _map(NUMBER), **_of(NUMBER, "epsilon", "delta")}
+    {"mechanism": TEXT, "value": NUMBER, "parameters": _map(NUMBER), **_same(NUMBER, "epsilon", "delta")}
     | {"steps": WHOLE, "evaluations": WHOLE, "python": TEXT}
 )
 
@@ -171,7 +173,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "estimate of prefixes": _object(
-        {**_ESTIMATE, **_of(WHOLE, "reports", "compared"), "standard_error": NUMBER, "found": _list(_FOUND)}
+        {**_ESTIMATE, **_same(WHOLE, "reports", "compared"), "standard_error": NUMBER, "found": _list(_FOUND)}
     ),
     "certify": _object(
         {"mechanism": TEXT, "parameters": _map(NUMBER), "certificate": ANY_OBJECT}, {"variance_cost": NUMBER}
@@ -182,12 +184,12 @@ SCHEMAS: dict[str, Schema] = {
     "account --risk": _object({**_ACCOUNTED, "risk": _RISK}, _ONE_REPORT | _ERRORS | _NUMBERS),
     "compare": _list(
         _object(
-            {"mechanism": TEXT, **_of(NUMBER, "worst_variance", "central_variance", "worst_over_laplace")}
+            {"mechanism": TEXT, **_same(NUMBER, "worst_variance", "central_variance", "worst_over_laplace")}
             | {"percent_above_optimum": _or_null(NUMBER), "reports": _or_null(_list(NUMBER))}
         )
     ),
     "compare --categories": _list(
-        _object({"mechanism": TEXT, "reports": TEXT, **_of(NUMBER, "error", "percent_above_least", "bits")})
+        _object({"mechanism": TEXT, "reports": TEXT, **_same(NUMBER, "error", "percent_above_least", "bits")})
     ),
     "tune": _object(
         {"objective": TEXT, "unit": TEXT, "results": _list(_TUNED)}
@@ -195,7 +197,7 @@ SCHEMAS: dict[str, Schema] = {
         {"covers": TEXT},
     ),
     "ledger": _object(
-        _of(
+        _same(
             TEXT,
             "ledger",
             "created",
@@ -203,7 +205,7 @@ SCHEMAS: dict[str, Schema] = {
         )
         | {"charges": _list(_LEDGER_ENTRY)}
     ),
-    "mechanisms": _map(_object(_of(_list(TEXT), "required", "optional"))),
+    "mechanisms": _map(_object(_same(_list(TEXT), "required", "optional"))),
     "explore": _object({"page": TEXT}),
 }
 
@@ -227,8 +229,8 @@ def _fields(schema: Schema) -> str:
             f"a list of {_fields(schema['items'])}" if schema["items"].get("type") in ("object", "array") else "a list"
         )
     if "properties" not in schema:
-        of = schema.get("additionalProperties")
-        return f"for each name {_fields(of)}" if of and of.get("type") == "object" else str(schema["type"])
+        item = schema.get("additionalProperties")
+        return f"for each name {_fields(item)}" if item and item.get("type") == "object" else str(schema["type"])
     names = []
     for name, field in schema["properties"].items():
         inner = _named_inside(field)
@@ -239,9 +241,9 @@ def _fields(schema: Schema) -> str:
 
 def _named_inside(schema: Schema) -> str:
     """Return the fields of the objects inside a field, or an empty string."""
-    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
-    kinds = [kind["items"] if kind.get("type") == "array" else kind for kind in kinds]
-    return "; or ".join(_fields(kind) for kind in kinds if "properties" in kind)
+    schemas = [schema for schema in schema.get("anyOf", [schema]) if schema.get("type") != "null"]
+    schemas = [schema["items"] if schema.get("type") == "array" else schema for schema in schemas]
+    return "; or ".join(_fields(schema) for schema in schemas if "properties" in schema)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ _warnings = list[str]()  # of this run
 def begin() -> None:
     """Forget what an earlier command of this process has set."""
     redact(False)
-    keep_for_data(False)
+    reserve_stdout(False)
     answer_in_json(False)
     _warnings.clear()
 
 
-def keep_for_data(holds_data: bool) -> None:
+def reserve_stdout(holds_data: bool) -> None:
     """Keep standard output for the output of a release: JSON then goes to standard error."""
     global _holds_data
     _holds_data = holds_data
@@ -50,7 +50,7 @@ def is_answer_in_json() -> bool:
     return _answers_in_json
 
 
-def is_kept_for_data() -> bool:
+def is_stdout_reserved() -> bool:
     """Return whether standard output is the output of a release."""
     return _holds_data
 
@@ -63,7 +63,7 @@ def warnings() -> list[str]:
 def warn(message: str) -> None:
     """Print a warning on standard error, and keep it for JSON."""
     _warnings.append(printable(public(" ".join(message.split()))))
-    say(f"warning: {message}")
+    print_message(f"warning: {message}")
 
 
 def warn_of_library(
@@ -80,7 +80,7 @@ def warn_of_library(
     """
     if category.__name__ == "DataWarning":
         if not is_redacted():
-            say(f"warning: {message}")
+            print_message(f"warning: {message}")
         return
     warn(private(str(message), category.__name__))
 
@@ -129,7 +129,7 @@ def show(text: str | Sequence[str], *, error: bool = False) -> None:
         raise
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a message of one line on standard error, if it can be printed."""
     with suppress(OSError):
         show([f"dpkernels: {' '.join(message.split())}"], error=True)

@@ -15,7 +15,7 @@ from accountants import tune
 from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
 from accountants.tune.families import constructed, noise
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.options import flag, flags, usage_errors
 from dpkernels.cli.terminal import show
 from dpkernels.cli.text import aligned
@@ -76,7 +76,7 @@ class Tuned:
     def __str__(self) -> str:
         rows = [["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta attained"]]
         for result in self.results:
-            chosen = ", ".join(f"{name} {_shown(value)}" for name, value in result.parameters.items())
+            chosen = ", ".join(f"{name} {_format_parameter(value)}" for name, value in result.parameters.items())
             rows.append([result.family, format_number(result.value, 6), chosen or "-", f"{result.delta:.4g}"])
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
         covers = ["", f"epsilon and delta: {self.covers}"] if self.covers else []
@@ -90,11 +90,11 @@ class Tuned:
         figure = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
         axes = figure.subplots()
         for number, result in enumerate(self.results):
-            look: Any = {"color": f"C{number}", "label": f"{result.family}: {result.value:.5g}"}
+            style: Any = {"color": f"C{number}", "label": f"{result.family}: {result.value:.5g}"}
             if result.steps:
-                axes.plot(result.path["objective"], marker="o", markersize=3, linestyle=("-", ":")[number % 2], **look)
+                axes.plot(result.path["objective"], marker="o", markersize=3, linestyle=("-", ":")[number % 2], **style)
             else:
-                axes.axhline(result.value, linestyle="--", linewidth=1, **look)
+                axes.axhline(result.value, linestyle="--", linewidth=1, **style)
         # Distant starts are cut off, because the last steps of a search are of interest.
         ends = [result.value for result in self.results]
         if self.unit == "a probability":
@@ -108,7 +108,7 @@ class Tuned:
         write_png(figure, target)
 
 
-def _shown(value: object) -> str:
+def _format_parameter(value: object) -> str:
     return ",".join(f"{number:.6g}" for number in value) if isinstance(value, tuple) else f"{value:.6g}"
 
 
@@ -132,7 +132,7 @@ def tune_families(objective: str, options: Mapping[str, float]) -> Tuned:
         try:
             results.append(tune.best(family, aim))
         except ValueError as error:
-            refused.append((family.name, text_of(error)))
+            refused.append((family.name, error_text(error)))
     if not results:
         raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
     results.sort(key=lambda result: aim.sign * result.value)

@@ -26,7 +26,7 @@ import click
 
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.perturb import Part, Secret, Task, TaskError, run_task
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.jax_on_use import jax
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import unpickle
@@ -44,7 +44,7 @@ class LocalEngine:
     def ready(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def each(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
+    def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results of the task for the parts as they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
@@ -76,7 +76,7 @@ class RayEngine:
     resources: Mapping[str, float] = field(default_factory=dict)
     retries: int = 10  # of one part
 
-    def each(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
+    def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
         """Yield the results as threads do; OSError if a part failed as often as it may be tried."""
         import ray
         import ray.cloudpickle as pickle
@@ -101,7 +101,7 @@ class RayEngine:
                         except ray.exceptions.RayError as error:
                             problem = getattr(error, "cause", None) or error
                             # Ray's own messages have many lines; the first one has the problem.
-                            text = text_of(problem).strip().partition("\n")[0]
+                            text = error_text(problem).strip().partition("\n")[0]
                             named = f"{part.file}, part {part.number}: {type(problem).__name__}"
                             raise OSError(f"{named}: {text}") from None
                         yield answer
@@ -128,7 +128,7 @@ class RayEngine:
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **settings)
         except ConnectionError as error:
-            raise OSError(f"--address: {self.address}: {text_of(error)}") from error
+            raise OSError(f"--address: {self.address}: {error_text(error)}") from error
         _restore(stop)
         with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
             try:
@@ -152,8 +152,8 @@ def _watched(socket: str) -> Iterator[None]:
     """End what Ray leaves of a cluster of our own if this process is killed, given a file among its sockets."""
     session = Path(socket).parent.parent.name
     command = [sys.executable, "-I", "-S", ray_watch.__file__, session]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=pipe, stdout=nothing, stderr=nothing, start_new_session=True) as watch:
+    pipe, devnull = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=devnull, stderr=devnull, start_new_session=True) as watch:
         try:
             yield
         finally:
@@ -175,7 +175,7 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> obj
     except OSError:
         raise  # to be tried again; its words are of the system
     except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
-        return TaskError(f"{part.file}: {type(error).__name__}: {text_of(error)}")
+        return TaskError(f"{part.file}: {type(error).__name__}: {error_text(error)}")
 
 
 def engine(options: Mapping[str, Any]) -> Engine:
@@ -192,10 +192,10 @@ def engine(options: Mapping[str, Any]) -> Engine:
         )
     resources = dict[str, float]()
     for text in settings.pop("task_resource", ()):
-        name, _, given_amount = text.partition("=")
+        name, _, amount_text = text.partition("=")
         amount = 0.0
         with suppress(ValueError):
-            amount = float(given_amount)
+            amount = float(amount_text)
         if not (name and amount > 0):
             raise click.UsageError(f"--task-resource: {text!r} is not NAME=N, N positive")
         resources[name] = amount

@@ -12,9 +12,9 @@ from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.dataset.engines import Engine
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.perturb import Part, Secret, plan_parts, results
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.files.places import Place
+from dpkernels.cli.files.locations import Location
 from dpkernels.cli.perturb.sidecar import parse_sidecar, versions
 from dpkernels.exact.certificate import CertificateError
 
@@ -24,21 +24,21 @@ def read(folder: str, select: Callable[..., Any], engine: Engine) -> Any:
 
     ``select`` returns the selection from the JSON of the sidecar, the columns, and the folder's name for errors.
     """
-    place = Place.of(folder)
-    form, layout = _sidecar(place)
-    for entry in form["output"]["parts"]:
-        if "/" in entry["name"] or place.child(entry["name"]).stamp()[0] != entry["bytes"]:
+    location = Location.parse(folder)
+    release, layout = _sidecar(location)
+    for entry in release["output"]["parts"]:
+        if "/" in entry["name"] or location.child(entry["name"]).stamp()[0] != entry["bytes"]:
             raise CertificateError(
-                f"{place}: {entry['name']!r} is not the file of {entry['bytes']} bytes that was released"
+                f"{location}: {entry['name']!r} is not the file of {entry['bytes']} bytes that was released"
             )
-    hashes = {place.child(entry["name"]): entry["sha256"] for entry in form["output"]["parts"] if entry["rows"]}
+    hashes = {location.child(entry["name"]): entry["sha256"] for entry in release["output"]["parts"] if entry["rows"]}
     if not hashes:
-        raise CertificateError(f"{place}: its files have no row, the release {form['rows']}")
+        raise CertificateError(f"{location}: its files have no row, the release {release['rows']}")
     parts = plan_parts(list(hashes), layout)
-    if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
-        raise CertificateError(f"{place}: its files have {rows} rows, the release {form['rows']}")
+    if (rows := sum(part.rows for part in parts)) != release["rows"] * release["values_per_row"]:
+        raise CertificateError(f"{location}: its files have {rows} rows, the release {release['rows']}")
     with parts[0].opened(layout) as source:
-        counted = select(form, source.names, folder)
+        counted = select(release, source.names, folder)
     while hasattr(counted, "tally"):  # once, but for each level of prefixes
         with closing(results(engine, tally_part, Count(counted, layout, hashes), None, parts)) as tallies:
             counted = counted.join(tallies, folder)
@@ -51,7 +51,7 @@ class Count:
 
     selection: Any  # of numbers or of categories
     layout: Layout
-    hashes: dict[Place, str]  # of the whole files, in the sidecar
+    hashes: dict[Location, str]  # of the whole files, in the sidecar
     versions: dict[str, str] = field(default_factory=versions)
 
 
@@ -71,15 +71,17 @@ def tally_part(job: Count, secret: Secret | None, part: Part) -> dict[str, objec
     return tallied
 
 
-def _sidecar(place: Place) -> tuple[JsonObject, Layout]:
-    sidecar = place.child(SIDECAR)
+def _sidecar(location: Location) -> tuple[JsonObject, Layout]:
+    sidecar = location.child(SIDECAR)
     try:
         with sidecar.read() as file:
-            form = parse_sidecar(file.read().decode())
-        if "parts" not in form["output"]:
+            release = parse_sidecar(file.read().decode())
+        if "parts" not in release["output"]:
             raise ValueError("output.parts: is missing")
-        return form, Layout.from_dict(form["layout"])
+        return release, Layout.from_dict(release["layout"])
     except FileNotFoundError:
-        raise CertificateError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
+        raise CertificateError(f"{location}: has no {SIDECAR}, so it is no release of many files") from None
     except ValueError as error:
-        raise CertificateError(f"{sidecar}: is not the sidecar of a release of many files; {text_of(error)}") from error
+        raise CertificateError(
+            f"{sidecar}: is not the sidecar of a release of many files; {error_text(error)}"
+        ) from error

@@ -25,9 +25,15 @@ import click
 from pyarrow import fs
 
 from dpkernels.bounded_json import JsonObject, parse_json, read_text
-from dpkernels.cli.files.places import Place
-from dpkernels.cli.interrupts import finished, independent_of_reports, is_independent, stop_if_asked, uninterrupted
-from dpkernels.cli.perturb.output import ClaimedOutput, check_parent, digest, say_swept
+from dpkernels.cli.files.locations import Location
+from dpkernels.cli.interrupts import (
+    finished,
+    independent_of_reports,
+    is_independent,
+    raise_if_interrupted,
+    uninterrupted,
+)
+from dpkernels.cli.perturb.output import ClaimedOutput, check_parent, digest, report_swept
 from dpkernels.staging import leftovers, naming, place_folder, renamed_folder, replaced, staged_folder, sweep, to_disk
 
 SIDECAR = "_release.json"  # the certificates of a whole release
@@ -58,17 +64,19 @@ class LocalFolder(ClaimedOutput):
     def _resumable(self) -> list[Path]:
         return [path for path in leftovers(self.target) if (path / JOURNAL).is_file()]
 
-    def _make(self, held: ExitStack) -> None:
+    def _make(self, stack: ExitStack) -> None:
         check_local(self.target)
         if not self.resume:
-            self.staging = held.enter_context(staged_folder(self.target, lambda: self._is_left))
+            self.staging = stack.enter_context(staged_folder(self.target, lambda: self._is_left))
             (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
             return
-        left = self._resumable()
-        if len(left) != 1:
-            raise click.UsageError(f"--resume: {self.target} has {len(left)} killed runs with a journal; one is needed")
-        _check_own(left[0])
-        self.staging = renamed_folder(left[0], self.target)
+        killed_runs = self._resumable()
+        if len(killed_runs) != 1:
+            raise click.UsageError(
+                f"--resume: {self.target} has {len(killed_runs)} killed runs with a journal; one is needed"
+            )
+        _check_ownership(killed_runs[0])
+        self.staging = renamed_folder(killed_runs[0], self.target)
 
     @contextmanager
     def run(self) -> Iterator[Self]:
@@ -86,7 +94,7 @@ class LocalFolder(ClaimedOutput):
 
     def begin(self, entry: Mapping[str, object]) -> None:
         """Begin the journal with the description of the run, which is charged, before the first part is made."""
-        say_swept(sweep(self.target, [self.staging]), self.target)
+        report_swept(sweep(self.target, [self.staging]), self.target)
         with replaced(self.staging / JOURNAL) as file:
             file.write(f"{json.dumps(entry)}\n".encode())
 
@@ -128,8 +136,8 @@ class LocalFolder(ClaimedOutput):
             yield
         except BaseException as error:
             with uninterrupted():
-                may_go_on = is_independent(error) or not self.is_resumable
-                if not may_go_on and sum("name" in entry for entry in self.journal()) < parts:
+                is_continuable = is_independent(error) or not self.is_resumable
+                if not is_continuable and sum("name" in entry for entry in self.journal()) < parts:
                     (self.staging / JOURNAL).unlink()
                     shutil.rmtree(self.staging, ignore_errors=True)
             raise
@@ -154,7 +162,7 @@ class LocalFolder(ClaimedOutput):
         """Put the folder in place; ``completing`` is called when it is complete, before anybody sees it."""
         with naming(self.target), replaced(self.staging / SIDECAR, like=self.staging / names[0]) as file:
             file.write(sidecar.encode())
-        stop_if_asked()
+        raise_if_interrupted()
         with uninterrupted():
             with independent_of_reports():
                 check_local(self.target)
@@ -166,7 +174,7 @@ class LocalFolder(ClaimedOutput):
             finished()
 
 
-def _check_own(staging: Path) -> None:
+def _check_ownership(staging: Path) -> None:
     """Refuse to continue in a folder that belongs to another user, or that others can write.
 
     The other user could choose which rows count as complete, and keep a journal of an earlier state of the run.
@@ -183,7 +191,7 @@ def _check_own(staging: Path) -> None:
 class StoreFolder:
     """The same in a store of objects, where a put is atomic and there are no renames."""
 
-    target: Place  # OUT
+    target: Location  # OUT
     # The run's number is in the names of its parts, since workers of an earlier run may still put theirs.
     number: str = ""
 
@@ -206,7 +214,7 @@ class StoreFolder:
     def run(self) -> Iterator[Self]:
         self.number = secrets.token_hex(8)
         self._clear()
-        self._put(NOTE, _NOTE + self.number + "\n")
+        self._put_text(NOTE, _NOTE + self.number + "\n")
         try:
             yield self
         except BaseException:
@@ -236,18 +244,18 @@ class StoreFolder:
     def commit(self, sidecar: str, names: Sequence[str], completing: Callable[[], object] = lambda: None) -> None:
         if self._note() != self.number:
             raise OSError(f"{self.target}: another run has begun to write here")
-        others = self.sizes().keys() - {*names, NOTE}
-        if strange := sorted(name for name in others if not _OURS.fullmatch(name)):
-            raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; there is no release")
-        for name in others:  # what workers of a dead run have put since this one began
+        unnamed = self.sizes().keys() - {*names, NOTE}
+        if foreign := sorted(name for name in unnamed if not _OURS.fullmatch(name)):
+            raise OSError(f"{self.target}: {foreign[0]} has been put there meanwhile; there is no release")
+        for name in unnamed:  # what workers of a dead run have put since this one began
             self._delete(name)
-        stop_if_asked()
+        raise_if_interrupted()
         with uninterrupted():
-            self._put(SIDECAR, sidecar)
+            self._put_text(SIDECAR, sidecar)
             self._delete(NOTE)
             finished()
 
-    def _put(self, name: str, text: str) -> None:
+    def _put_text(self, name: str, text: str) -> None:
         with self.target.child(name).write() as file:
             file.write(text.encode())
 
@@ -273,13 +281,13 @@ Folder = LocalFolder | StoreFolder
 
 def folder(text: str, like: Path | None, resume: bool = False) -> Folder:
     """Return the folder OUT; click.UsageError if it cannot be made there, or something is there."""
-    place = Place.of(text)
-    if place.local is None:
+    location = Location.parse(text)
+    if location.local is None:
         if resume:
             raise click.UsageError("--resume: is for folders; a store of objects shows a killed run's parts to others")
-        return StoreFolder(place)
-    check_local(place.local)
-    return LocalFolder(place.local, like, resume)
+        return StoreFolder(location)
+    check_local(location.local)
+    return LocalFolder(location.local, like, resume)
 
 
 def check_local(target: Path) -> None:

@@ -24,13 +24,13 @@ import click
 
 from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, LocalFolder, folder
-from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
+from dpkernels.cli.errors import BadRows, RowError, error_text, row_error
 from dpkernels.cli.files.arrays import ArrayFile
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import DASH, Layout
+from dpkernels.cli.files.locations import FoundFiles, Location, find, matches_pattern
 from dpkernels.cli.files.opening import converted, open_source
 from dpkernels.cli.files.parquet import ParquetFile
-from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerCharge, mark, resuming
 from dpkernels.cli.perturb.plan import MAX_SHOWN, Done, Plan, Request, bad_rows, release_file
@@ -54,7 +54,7 @@ class Part:
 
     number: int  # of the part, in the order of the rows
     name: str  # of its new file, or empty if that has a number
-    file: Place
+    file: Location
     stamp: tuple[int, int, str]  # of the file when it was planned
     groups: tuple[int, int] | None  # the range of its row groups; None for a file without any
     row: int  # the first row, counted in the file
@@ -89,37 +89,39 @@ class Part:
 class _PlannedFile:
     """A file before its place in the release is known."""
 
-    file: Place
+    file: Location
     stamp: tuple[int, int, str]
     schema: Any  # what all files of a dataset have in common: columns, with their types where the format has any
     values_per_row: int
     # Of each part the range of row groups, None for a file without any, and the number of rows.
-    pieces: list[tuple[tuple[int, int] | None, int]]
+    ranges: list[tuple[tuple[int, int] | None, int]]
     output_bytes: int  # an estimate
 
     @classmethod
-    def of(cls, file: Place, layout: Layout, columns: Sequence[str | None]) -> _PlannedFile:
+    def read(cls, file: Location, layout: Layout, columns: Sequence[str | None]) -> _PlannedFile:
         """Read a footer or header, or all rows of a delimited file to count them."""
-        stamp, pieces = file.stamp(), list[tuple[tuple[int, int] | None, int]]()
+        stamp, ranges = file.stamp(), list[tuple[tuple[int, int] | None, int]]()
         with _source(file, layout) as source:
             if isinstance(source, ParquetFile):
                 schema: Any = source.schema
                 begin = rows = size = 0
                 sizes = source.group_bytes(columns)  # of true values none: the parts are public
-                for number, (some, more) in enumerate(zip(source.groups, sizes, strict=True)):
-                    if rows and size + more > PART_BYTES:
-                        pieces.append(((begin, number), rows))
+                for number, (group_rows, group_size) in enumerate(zip(source.groups, sizes, strict=True)):
+                    if rows and size + group_size > PART_BYTES:
+                        ranges.append(((begin, number), rows))
                         begin, rows, size = number, 0, 0
-                    rows, size = rows + some, size + more
-                pieces.append(((begin, len(source.groups)), rows))
+                    rows, size = rows + group_rows, size + group_size
+                ranges.append(((begin, len(source.groups)), rows))
             elif isinstance(source, ArrayFile):
-                schema, pieces = (str(source.dtype),), [(None, source.count())]
+                schema, ranges = (str(source.dtype),), [(None, source.count())]
             else:
-                schema, pieces = tuple(source.names), [(None, source.count())]
+                schema, ranges = tuple(source.names), [(None, source.count())]
             output_bytes, values_per_row = source.output_bytes(columns), source.values_per_row
         if file.stamp() != stamp:
             raise ValueError(f"{file}: changed while it was planned")
-        return cls(file, stamp, schema, values_per_row, [piece for piece in pieces if piece[1]], output_bytes)
+        return cls(
+            file, stamp, schema, values_per_row, [group_range for group_range in ranges if group_range[1]], output_bytes
+        )
 
     def check_like(self, first: _PlannedFile) -> None:
         pair = f"{first.file} and {self.file}"
@@ -134,33 +136,33 @@ class _PlannedFile:
             raise ValueError(f"{pair}: {difference}, {private(' and '.join(map(', '.join, columns)), counts)}")
 
 
-def common_layouts(files: Sequence[Place], request: Request) -> tuple[Layout, Layout | None]:
+def common_layouts(files: Sequence[Location], request: Request) -> tuple[Layout, Layout | None]:
     """Return the layout of all files, and the output's if it is another one; click.UsageError if they have several."""
-    layouts = dict[tuple[Layout, Layout | None], Place]()
+    layouts = dict[tuple[Layout, Layout | None], Location]()
     for file in files:
         layouts.setdefault(request.layouts(Path(file.name), Path(file.name)), file)
     if len(layouts) > 1:
-        first, other = list(layouts.values())[:2]
-        raise click.UsageError(f"IN: {first} and {other} have different formats")
+        first, second = list(layouts.values())[:2]
+        raise click.UsageError(f"IN: {first} and {second} have different formats")
     return next(iter(layouts))
 
 
 def plan_parts(
-    files: Sequence[Place], layout: Layout, columns: Sequence[str | None] = (), written: Layout | None = None
+    files: Sequence[Location], layout: Layout, columns: Sequence[str | None] = (), written: Layout | None = None
 ) -> tuple[Part, ...]:
     """Return the parts of a dataset, in the order of its rows, in which these columns will be replaced.
 
     Only delimited files are read, to count their rows. ``written`` is the layout of the new files, if it is another.
     """
     with ThreadPoolExecutor(_OPENED) as pool:
-        planned_files = list(pool.map(lambda file: _PlannedFile.of(file, layout, columns), files))
+        planned_files = list(pool.map(lambda file: _PlannedFile.read(file, layout, columns), files))
     parts, first = list[Part](), 0
     for planned_file in planned_files:
         planned_file.check_like(planned_files[0])
         row, file, stamp = 0, planned_file.file, planned_file.stamp
-        for number, (groups, rows) in enumerate(planned_file.pieces):
+        for number, (groups, rows) in enumerate(planned_file.ranges):
             size = 0 if row else planned_file.output_bytes
-            name = _name(file.name, layout, number, planned_file.pieces, written)
+            name = _name(file.name, layout, number, planned_file.ranges, written)
             parts.append(Part(len(parts), name, file, stamp, groups, row, first + row, rows, size))
             row += rows
         first += row
@@ -174,16 +176,16 @@ def plan_parts(
     return tuple(parts)
 
 
-def _name(name: str, layout: Layout, number: int, pieces: Sequence[object], written: Layout | None) -> str:
-    """Return the name of the new file of a piece of a file: the file's own, with a number if there are several."""
+def _name(name: str, layout: Layout, number: int, ranges: Sequence[object], written: Layout | None) -> str:
+    """Return the name of the new file of a chunk of a file: the file's own, with a number if there are several."""
     stem = name[: -len(layout.suffix)] if name.lower().endswith(layout.suffix) else name
     suffix = name[len(stem) :] if written is None else written.suffix
-    return f"{stem}{suffix}" if len(pieces) == 1 else f"{stem}.{number:0{len(str(len(pieces) - 1))}}{suffix}"
+    return f"{stem}{suffix}" if len(ranges) == 1 else f"{stem}.{number:0{len(str(len(ranges) - 1))}}{suffix}"
 
 
 @contextmanager
-def _source(file: Place, layout: Layout, groups: tuple[int, int] | None = None) -> Iterator[Source]:
-    if layout.kind == "parquet":
+def _source(file: Location, layout: Layout, groups: tuple[int, int] | None = None) -> Iterator[Source]:
+    if layout.file_format == "parquet":
         yield ParquetFile(Path(str(file)), layout, groups, None if file.local else file.opened)
         return
     with file.at_hand() as path:
@@ -225,8 +227,8 @@ Task = Callable[[Any, Secret | None, Any], Any]
 
 def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> object:
     """Run a task. Unfit data are a result, a ``TaskError``; after an OSError the task may be tried again."""
-    if job.versions != (here := versions()):
-        problem = f"a machine of the cluster has {here}, the driver {job.versions}; a release is of one version"
+    if job.versions != (own_versions := versions()):
+        problem = f"a machine of the cluster has {own_versions}, the driver {job.versions}; a release is of one version"
         return TaskError(problem, independent=True)
     try:
         return task(job, secret, part)
@@ -234,10 +236,12 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> object:
         return TaskError(error.message, usage=True)
     except ValueError as error:
         name = str(part.file)
-        text = text_of(error)
+        text = error_text(error)
         message = text if name in text else f"{name}: {text}"
-        bad = None if (bad := row_error(error)) is None else bad.in_file(name)
-        return TaskError(message, bad, unsound=isinstance(error, CertificateError), independent=is_independent(error))
+        row_fault = None if (row_fault := row_error(error)) is None else row_fault.in_file(name)
+        return TaskError(
+            message, row_fault, unsound=isinstance(error, CertificateError), independent=is_independent(error)
+        )
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -246,13 +250,13 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     ValueError if its values cannot be perturbed, or the file has changed.
     """
     name = part_name(job, part)
-    with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as held:
+    with naming(part.file if secret is None else f"{part.file} to {name}"), ExitStack() as stack:
         with independent_of_reports():
-            source = converted(held.enter_context(part.opened(job.spec.layout)), job.spec.converted)
-        output = None if secret is None else (secret.value, held.enter_context(job.folder.part(name, part.file.local)))
+            source = converted(stack.enter_context(part.opened(job.spec.layout)), job.spec.converted)
+        output = None if secret is None else (secret.value, stack.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
-        place: JsonObject = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
-        done = release_file(job.spec, source, output, **place, devices=devices)
+        slot: JsonObject = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
+        done = release_file(job.spec, source, output, **slot, devices=devices)
         part.check_whole(done.read)
     return done
 
@@ -265,8 +269,8 @@ def part_name(job: Job, part: Part) -> str:
 def bad_rows_of_part(job: Job, secret: Secret | None, part: Part) -> tuple[int, BadRows]:
     """Return the number of a part, and its values that cannot be perturbed."""
     with part.opened(job.spec.layout) as source:
-        bad = bad_rows(job.spec, converted(source, job.spec.converted), part.row)
-    return part.number, replace(bad, first=[error.in_file(str(part.file)) for error in bad.first])
+        faults = bad_rows(job.spec, converted(source, job.spec.converted), part.row)
+    return part.number, replace(faults, first=[error.in_file(str(part.file)) for error in faults.first])
 
 
 def results(
@@ -274,11 +278,11 @@ def results(
 ) -> Generator[Any, None, None]:
     """Yield the results of an engine for parts, as they come, with a progress bar; raise the first refusal."""
     long = sum(part.rows for part in parts) >= _LONG_ROWS
-    with bar(len(parts), progress, long) as moved, closing(engine.each(task, job, secret, parts)) as outcomes:
+    with bar(len(parts), progress, long) as moved, closing(engine.map_unordered(task, job, secret, parts)) as outcomes:
         for outcome in outcomes:
             if isinstance(outcome, TaskError):
-                kind = click.UsageError if outcome.usage else CertificateError if outcome.unsound else ValueError
-                error = kind(outcome.message)
+                error_class = click.UsageError if outcome.usage else CertificateError if outcome.unsound else ValueError
+                error = error_class(outcome.message)
                 error.__cause__ = outcome.row
                 if outcome.independent:
                     mark_independent(error)
@@ -294,7 +298,7 @@ class DatasetPlan(Plan):
     parts: tuple[Part, ...]
     folder: Folder
     engine: Any
-    whole: dict[str, Done] = field(default_factory=dict)  # the parts that a killed run has completed, by name
+    completed: dict[str, Done] = field(default_factory=dict)  # the parts that a killed run has completed, by name
 
     def values(self) -> int:
         return sum(part.rows for part in self.parts)
@@ -346,12 +350,12 @@ class DatasetPlan(Plan):
             if begun.get(word) != value:
                 raise click.UsageError(f"--resume: {word} differ from those of the killed run to {output.target}")
         output.keep({name: entry["sha256"] for name, entry in files.items()})
-        with resuming(self.ledger_account, self.price, charge, output) as made:
+        with resuming(self.ledger_account, self.price, charge, output) as ledger_charge:
             if charge is not None:
                 output.note({"marks": charge["marks"] + 1})
-            self.whole.update((name, _done(entry)) for name, entry in files.items())
+            self.completed.update((name, _done(entry)) for name, entry in files.items())
             with output.drawing(len(self.parts)):
-                yield made
+                yield ledger_charge
 
     def _description(self) -> JsonObject:
         """Return what the parts depend on, in words and numbers that a later run compares."""
@@ -366,18 +370,22 @@ class DatasetPlan(Plan):
 
     def write(self, output: Folder | None, progress: bool | None) -> list[Done]:
         job = self._job()
-        parts = [part for part in self.parts if part_name(job, part) not in self.whole]
+        parts = [part for part in self.parts if part_name(job, part) not in self.completed]
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         secret = None if output is None else Secret(os.urandom(32))
-        made = list[Done]()
+        finished = list[Done]()
         with closing(results(self.engine, perturb_part, job, secret, parts, progress)) as outcomes:
             for file in outcomes if parts else ():
-                made.append(file)
+                finished.append(file)
                 if output is not None and file.written is not None:
-                    output.note({**file.written.to_dict(), "read": file.read, "kept": file.rows, "lost": file.not_kept})
+                    output.note(
+                        {**file.written.to_dict(), "read": file.read, "kept": file.rows, "lost": file.lost_properties}
+                    )
         del secret
         order = {part_name(job, part): part.number for part in self.parts}
-        done = sorted([*made, *self.whole.values()], key=lambda file: order[file.written.name] if file.written else 0)
+        done = sorted(
+            [*finished, *self.completed.values()], key=lambda file: order[file.written.name] if file.written else 0
+        )
         written = [file.written for file in done if file.written]
         if output is not None and len(written) < len(self.parts):
             raise OSError(
@@ -397,11 +405,11 @@ class DatasetPlan(Plan):
 
 def _identity(part: Part) -> list[Any]:
     """Return the file and the rows of a part. On this machine a file that was written again has another identity."""
-    place = [str(part.file), *part.stamp, *(part.groups or ()), part.name, part.row, part.first, part.rows]
+    identity = [str(part.file), *part.stamp, *(part.groups or ()), part.name, part.row, part.first, part.rows]
     if part.file.local is None:
-        return place
+        return identity
     status = part.file.local.stat()
-    return [*place, status.st_ino, status.st_ctime_ns]
+    return [*identity, status.st_ino, status.st_ctime_ns]
 
 
 def _mark(charge: LedgerCharge | None) -> None:
@@ -421,32 +429,36 @@ def plan(request: Request, engine: object) -> DatasetPlan:
     request.check_no_queries()
     source, target = str(request.source), str(request.target)
     dash = "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
-    for wrong, problem in (
+    for is_refused, problem in (
         (target == str(DASH), dash),
         (request.force, "--force: a release of many files needs a new folder"),
         (request.shuffle_rows, "--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand"),
         (request.sidecar, f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder"),
     ):
-        if wrong:
+        if is_refused:
             raise click.UsageError(problem)
     dataset = find(source)
     if dataset.skipped:
         why = "folders, which a pattern does not read" if dataset.folder is None else "names that begin with . or _"
         warn(f"IN: of {source} these are not read ({why}): {listed(dataset.skipped)}")
-    like, place = dataset.files[0].local, Place.of(target)
-    out = folder(target, None if like is None else like.parent, request.resume)
+    like, location = dataset.files[0].local, Location.parse(target)
+    output = folder(target, None if like is None else like.parent, request.resume)
     layout, written = common_layouts(dataset.files, request)
-    _check_apart(source, dataset, place, layout, written)
-    folders = [place_.local for place_ in (place, dataset.folder) if place_ is not None and place_.local is not None]
+    _check_apart(source, dataset, location, layout, written)
+    folders = [
+        folder_location.local
+        for folder_location in (location, dataset.folder)
+        if folder_location is not None and folder_location.local is not None
+    ]
     ledger_account = request.account([file.local for file in dataset.files if file.local], folders)
     parts = plan_parts(dataset.files, layout, request.columns or [None], written)
     with parts[0].opened(layout) as first:
         spec = request.spec(converted(first, written), layout, written, shuffleable=False)
     name = request.name(f"perturb {display_name(parts[0].file.name)} and on to {display_name(target)}")
-    return DatasetPlan(spec, ledger_account, name, str(place.child(SIDECAR)), parts, out, engine)
+    return DatasetPlan(spec, ledger_account, name, str(location.child(SIDECAR)), parts, output, engine)
 
 
-def _check_apart(source: str, dataset: FoundFiles, target: Place, layout: Layout, written: Layout | None) -> None:
+def _check_apart(source: str, dataset: FoundFiles, target: Location, layout: Layout, written: Layout | None) -> None:
     """Refuse an output that is the input, or that the same command would read the next time."""
     if any(_is_within(file, target) for file in dataset.files):
         raise click.UsageError(f"OUT: {target} is the folder of the input")
@@ -454,11 +466,11 @@ def _check_apart(source: str, dataset: FoundFiles, target: Place, layout: Layout
         raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
     names = [f"part-0{''.join(PurePosixPath(dataset.files[0].name).suffixes[-2:])}"]
     new = {_name(name, layout, 0, [0], written) for name in names + [file.name for file in dataset.files]}
-    if dataset.folder is None and any(would_match(source, target, name) for name in new):
+    if dataset.folder is None and any(matches_pattern(source, target, name) for name in new):
         raise click.UsageError(f"OUT: {target} would have files that match {source}, so the next run would read them")
 
 
-def _is_within(place: Place, folder: Place) -> bool:
-    if place.local is not None and folder.local is not None:
-        return place.local.resolve().is_relative_to(folder.local.resolve())
-    return place.uri == folder.uri and place.path.startswith(f"{folder.path.rstrip('/')}/")
+def _is_within(location: Location, folder: Location) -> bool:
+    if location.local is not None and folder.local is not None:
+        return location.local.resolve().is_relative_to(folder.local.resolve())
+    return location.uri == folder.uri and location.path.startswith(f"{folder.path.rstrip('/')}/")

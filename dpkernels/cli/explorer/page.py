@@ -56,9 +56,9 @@ def write(target: Path) -> None:
 def cached_page() -> Path:
     """Write the page to the user's cache, or to a temporary folder where there is no cache, and return its path."""
     try:
-        if (place := folder()) is not None:
-            place.mkdir(parents=True, exist_ok=True)
-            write(target := place.absolute() / "explorer.html")
+        if (cache := folder()) is not None:
+            cache.mkdir(parents=True, exist_ok=True)
+            write(target := cache.absolute() / "explorer.html")
             return target
     except OSError:  # the cache cannot be written
         pass

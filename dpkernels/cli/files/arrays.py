@@ -43,35 +43,35 @@ class ArrayFile(Source[np.ndarray, np.ndarray]):
             raise ValueError(f"{path}: is truncated; {missing} bytes are missing")
         self.values_per_row = int(np.prod(self.shape[1:], dtype=object))
 
-    def pieces(self, columns: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
+    def chunks(self, columns: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
         with self.path.open("rb") as file:
             file.seek(self._offset)
             for start in range(0, self.values, MAX_ROWS):
                 count = min(MAX_ROWS, self.values - start)
-                piece = np.fromfile(file, self._dtype, count)
-                if len(piece) < count:
+                chunk = np.fromfile(file, self._dtype, count)
+                if len(chunk) < count:
                     raise ValueError(f"{self.path}: became shorter while it was read")
                 self.fraction = (start + count) / self.values
-                yield piece.astype(self.dtype, copy=False)
+                yield chunk.astype(self.dtype, copy=False)
 
     def count(self) -> int:
         return self.values
 
-    def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
-        return Numbers.of(piece)
+    def numbers(self, chunk: np.ndarray, name: str | None, start: int) -> Numbers:
+        return Numbers.from_values(chunk)
 
-    def labels(self, piece: np.ndarray, name: str) -> NoReturn:
+    def labels(self, chunk: np.ndarray, name: str) -> NoReturn:
         raise ValueError(f"{self.path}: is an array, which has no column {name!r}")
 
-    def replaced(self, piece: np.ndarray, reports: Mapping[str | None, Numbers]) -> np.ndarray:  # type: ignore[override]
+    def replaced(self, chunk: np.ndarray, reports: Mapping[str | None, Numbers]) -> np.ndarray:  # type: ignore[override]
         values, missing = reports[None].values, reports[None].missing
         return values if missing is None else np.where(missing, values.dtype.type(np.nan), values)
 
     def select(self, replaced: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return replaced[rows]
 
-    def reordered(self, pieces: Sequence[np.ndarray], order: np.ndarray) -> Iterator[np.ndarray]:
-        values = np.concatenate(pieces)
+    def reordered(self, chunks: Sequence[np.ndarray], order: np.ndarray) -> Iterator[np.ndarray]:
+        values = np.concatenate(chunks)
         by_row = values.reshape(-1, len(order)).T if self._fortran else values.reshape(len(order), -1)
         yield np.ascontiguousarray(by_row[order].T if self._fortran else by_row[order])
 
@@ -81,16 +81,16 @@ class ArrayFile(Source[np.ndarray, np.ndarray]):
     def output_bytes(self, columns: Sequence[str | None]) -> int:
         return self._offset + self.values * report_type(self.dtype).itemsize
 
-    def rows(self, piece: np.ndarray, begin: int, end: int) -> np.ndarray:
-        return piece[begin:end]
+    def rows(self, chunk: np.ndarray, begin: int, end: int) -> np.ndarray:
+        return chunk[begin:end]
 
-    def place(self, piece: np.ndarray, row: int, start: int) -> str:
+    def position(self, chunk: np.ndarray, row: int, start: int) -> str:
         if len(self.shape) < 2:
             return f"row {row}"
         index = np.unravel_index(row, self.shape, "F" if self._fortran else "C")
         return f"value {tuple(int(i) for i in index)}"
 
-    def not_kept(self, output: Path) -> list[str]:
+    def lost_properties(self, output: Path) -> list[str]:
         return [] if self._dtype.isnative else ["the byte order"]
 
     @contextmanager
@@ -100,7 +100,7 @@ class ArrayFile(Source[np.ndarray, np.ndarray]):
         with path.open("wb") as file:
             npy.write_array_header_1_0(file, header)
             begin = file.tell()
-            yield lambda piece: file.write(piece.data)
+            yield lambda chunk: file.write(chunk.data)
             # Only a vector has rows that may be dropped; a header has room for any number.
             if (values := (file.tell() - begin) // dtype.itemsize) < self.values:
                 file.seek(0)

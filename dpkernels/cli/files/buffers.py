@@ -8,9 +8,9 @@ import pyarrow as pa
 
 def array(values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
     """Return a vector of numbers or truth values, null where ``missing``."""
-    held = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
-    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(held)])
+    data = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
+    validity = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, pa.py_buffer(data)])
 
 
 def numbers(column: pa.Array) -> np.ndarray:

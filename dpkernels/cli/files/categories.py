@@ -52,7 +52,7 @@ def _texts(cells: pa.Array) -> pa.Array:
     return cells.cast(pa.string()).cast(pa.binary())
 
 
-def codes_of(cells: pa.Array, mechanism: Categorical | PrefixPlan, markers: Sequence[str] = ()) -> np.ndarray:
+def category_codes(cells: pa.Array, mechanism: Categorical | PrefixPlan, markers: Sequence[str] = ()) -> np.ndarray:
     """Return the code of every cell; ``MISSING`` where it has no value, and ``UNKNOWN`` where it is no category.
 
     A text without a value, also one of the ``markers``, is a category if it is one of the labels.
@@ -67,8 +67,10 @@ def codes_of(cells: pa.Array, mechanism: Categorical | PrefixPlan, markers: Sequ
         values, is_number = _whole_numbers(texts)
         codes = np.where(is_number & (values < mechanism.categories), values, UNKNOWN)
     else:
-        found = pc.index_in(texts, value_set=pa.array([str(label).encode() for label in mechanism.labels], texts.type))
-        codes = buffers.numbers(pc.fill_null(found, UNKNOWN)).astype(np.int64)
+        indices = pc.index_in(
+            texts, value_set=pa.array([str(label).encode() for label in mechanism.labels], texts.type)
+        )
+        codes = buffers.numbers(pc.fill_null(indices, UNKNOWN)).astype(np.int64)
     return np.where((codes == UNKNOWN) & _is_missing(texts, markers), MISSING, codes)
 
 
@@ -77,8 +79,8 @@ def _prefix_codes(cells: pa.Array, plan: PrefixPlan, markers: Sequence[str]) -> 
     texts = _texts(cells)
     # Bytes that are no UTF-8 become lone surrogates, which are in no alphabet.
     values = [b"" if cell is None else cell for cell in texts.to_pylist()]
-    codes, known = plan.codes_of_texts([cell.decode(errors="surrogateescape") for cell in values])
-    return np.where(_is_missing(texts, markers), MISSING, np.where(known, codes, UNKNOWN))
+    codes, is_text = plan.codes_of_texts([cell.decode(errors="surrogateescape") for cell in values])
+    return np.where(_is_missing(texts, markers), MISSING, np.where(is_text, codes, UNKNOWN))
 
 
 def _is_missing(texts: pa.Array, markers: Sequence[str]) -> np.ndarray:
@@ -88,7 +90,7 @@ def _is_missing(texts: pa.Array, markers: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CategoryReports:
-    """The reports of a column of a piece of a file: codes, or sets as (n, bytes)."""
+    """The reports of a column of a chunk of a file: codes, or sets as (n, bytes)."""
 
     reports: np.ndarray
     mechanism: Categorical | PrefixPlan
@@ -96,10 +98,10 @@ class CategoryReports:
 
     def column(self) -> pa.Array:
         """Return the reports as a column of a Parquet file, null where they are missing."""
-        valid = None if self.missing is None else pa.py_buffer(np.packbits(~self.missing, bitorder="little"))
+        validity = None if self.missing is None else pa.py_buffer(np.packbits(~self.missing, bitorder="little"))
         if self.reports.ndim > 1:
-            held = pa.py_buffer(np.ascontiguousarray(self.reports))
-            return pa.Array.from_buffers(pa.binary(self.reports.shape[1]), len(self.reports), [valid, held])
+            data = pa.py_buffer(np.ascontiguousarray(self.reports))
+            return pa.Array.from_buffers(pa.binary(self.reports.shape[1]), len(self.reports), [validity, data])
         codes = buffers.array(self.reports, self.missing)
         if self.mechanism.kind == "category" and self.mechanism.labels is not None:
             return pa.array(_labels(self.mechanism)).take(codes)
@@ -122,7 +124,7 @@ def _quoted(label: str, delimiter: str) -> str:
     return label
 
 
-def reports_of(
+def parse_reports(
     cells: pa.Array, mechanism: Categorical | PrefixPlan, markers: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the reports in cells, whether each is a possible one, and whether each is missing.
@@ -130,26 +132,26 @@ def reports_of(
     Reports that are missing or impossible are 0.
     """
     if mechanism.kind == "category":
-        codes = codes_of(cells, mechanism, markers)
+        codes = category_codes(cells, mechanism, markers)
         return np.maximum(codes, 0), codes >= 0, codes == MISSING
     if isinstance(mechanism, SubsetSelection):
-        return _sets_of(cells, mechanism, markers)
+        return _parse_sets(cells, mechanism, markers)
     if pa.types.is_integer(cells.type) and not markers:
         return _integers(cells, mechanism.outcomes)
     texts = _texts(cells)
     values, is_number = _whole_numbers(texts)
-    good = is_number & (values < mechanism.outcomes)
-    return np.where(good, values, 0), good, _is_missing(texts, markers)
+    is_valid = is_number & (values < mechanism.outcomes)
+    return np.where(is_valid, values, 0), is_valid, _is_missing(texts, markers)
 
 
 def _integers(cells: pa.Array, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return integer cells, whether each is in 0..end - 1, and whether each has no value; 0 where it is not in it."""
-    held = buffers.numbers(cells)
-    good = held < end if held.dtype.kind == "u" else (held >= 0) & (held < end)
-    is_missing = buffers.truths(pc.is_null(cells)) if cells.null_count else np.zeros(len(held), bool)
-    good &= ~is_missing
-    values = held.astype(np.int64)
-    return values if good.all() else np.where(good, values, 0), good, is_missing
+    cell_values = buffers.numbers(cells)
+    is_valid = cell_values < end if cell_values.dtype.kind == "u" else (cell_values >= 0) & (cell_values < end)
+    is_missing = buffers.truths(pc.is_null(cells)) if cells.null_count else np.zeros(len(cell_values), bool)
+    is_valid &= ~is_missing
+    values = cell_values.astype(np.int64)
+    return values if is_valid.all() else np.where(is_valid, values, 0), is_valid, is_missing
 
 
 def _whole_numbers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +161,7 @@ def _whole_numbers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return buffers.numbers(digits.cast(pa.string()).cast(pa.int64())), is_number
 
 
-def _sets_of(
+def _parse_sets(
     cells: pa.Array, mechanism: SubsetSelection, markers: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     (width,) = mechanism.report_shape
@@ -172,11 +174,11 @@ def _sets_of(
         raise ValueError(f"holds {cells.type}; sets of categories are bytes")
     lengths = pc.fill_null(pc.binary_length(cells), 0)
     is_missing = _is_missing(cells, markers)
-    fits = buffers.numbers(lengths) == digits
-    filled = pc.if_else(buffers.array(fits), cells, pa.scalar(b"0" * digits, pa.binary()))
+    has_width = buffers.numbers(lengths) == digits
+    filled = pc.if_else(buffers.array(has_width), cells, pa.scalar(b"0" * digits, pa.binary()))
     array = np.frombuffer(buffers.text(filled), np.uint8).reshape(-1, digits)
     if digits > width:
         values = _NIBBLES[array]
-        fits &= (values < 16).all(1)
+        has_width &= (values < 16).all(1)
         array = (values[:, 0::2] << np.uint8(4)) | (values[:, 1::2] & np.uint8(15))
-    return array, fits & mechanism.are_sets(array), is_missing
+    return array, has_width & mechanism.are_sets(array), is_missing

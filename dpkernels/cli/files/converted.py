@@ -35,21 +35,21 @@ _BLOCK_ROWS = 1 << 10  # A row group of a new Parquet file ends after a multiple
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A piece of the input, and its copied columns as they are written."""
+class _Chunk:
+    """A chunk of the input, and its copied columns as they are written."""
 
-    piece: Sized
+    chunk: Sized
     copied: dict[str, pa.Array]
 
     def __len__(self) -> int:
-        return len(self.piece)
+        return len(self.chunk)
 
 
-class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
+class ConvertedFile(Source[_Chunk, pa.Table | pa.Array]):
     """A file of columns whose output has another layout than the file itself."""
 
     def __init__(self, source: Source, written: Layout) -> None:
-        self._source, self._written, self._is_text = source, written, written.kind != "parquet"
+        self._source, self._written, self._is_text = source, written, written.file_format != "parquet"
         self.path, self.names, self.markers = source.path, source.names, source.markers
         if len(set(self.names)) < len(self.names):
             raise click.UsageError("OUT: another format needs different names for the columns; two are the same")
@@ -68,65 +68,65 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
     def count(self) -> int:
         return self._source.count()
 
-    def pieces(self, columns: Sequence[str | None]) -> Generator[_Piece, None, None]:
+    def chunks(self, columns: Sequence[str | None]) -> Generator[_Chunk, None, None]:
         start = 0
-        with closing(self._source.pieces(self.names)) as pieces:
-            for piece in pieces:
-                copied = {name: self._copied(piece, name, start) for name in self.names if name not in columns}
+        with closing(self._source.chunks(self.names)) as chunks:
+            for chunk in chunks:
+                copied = {name: self._copied(chunk, name, start) for name in self.names if name not in columns}
                 if self._is_text and copied:
-                    self._check_length(piece, copied, start)
-                yield _Piece(piece, copied)
-                start += len(piece)
+                    self._check_length(chunk, copied, start)
+                yield _Chunk(chunk, copied)
+                start += len(chunk)
 
-    def _copied(self, piece: Any, name: str, start: int) -> pa.Array:
+    def _copied(self, chunk: Any, name: str, start: int) -> pa.Array:
         """Return a column as it is written."""
         if isinstance(self._source, ParquetFile):
-            cells = _texts(piece.table.column(name).combine_chunks())
+            cells = _texts(chunk.table.column(name).combine_chunks())
         else:
-            cells = self._source.labels(piece, name)
+            cells = self._source.labels(chunk, name)
             try:
                 cells = cells.cast(pa.string())
             except pa.ArrowInvalid:
                 is_bad = np.array([not _is_utf8(cell) for cell in cells.to_pylist()])
-                raise self._error(piece, start, is_bad, "not UTF-8", "is not UTF-8", name) from None
+                raise self._error(chunk, start, is_bad, "not UTF-8", "is not UTF-8", name) from None
         if not self._is_text:
             return cells
         has_nul = buffers.truths(pc.fill_null(pc.match_substring(cells, "\0"), False))
         if has_nul.any():
-            raise self._error(piece, start, has_nul, "with a NUL", "has a NUL character", name)
+            raise self._error(chunk, start, has_nul, "with a NUL", "has a NUL character", name)
         return _quoted(cells, self._written.delimiter)
 
-    def _check_length(self, piece: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
+    def _check_length(self, chunk: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
         sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
         too_long = sizes > MAX_RECORD_BYTES - _MAX_REPORT_BYTES
         if too_long.any():
-            raise self._error(piece, start, too_long, "too long", f"has about {MAX_RECORD_BYTES} bytes or more of text")
+            raise self._error(chunk, start, too_long, "too long", f"has about {MAX_RECORD_BYTES} bytes or more of text")
 
     def _error(
-        self, piece: Sized, start: int, is_bad: np.ndarray, kind: str, text: str, name: str | None = None
+        self, chunk: Sized, start: int, is_bad: np.ndarray, fault: str, text: str, name: str | None = None
     ) -> RowError:
         row = start + int(is_bad.argmax())
-        return RowError(row, self._source.place(piece, row, start), kind, f"{text}, which OUT cannot hold", name)
+        return RowError(row, self._source.position(chunk, row, start), fault, f"{text}, which OUT cannot hold", name)
 
-    def numbers(self, piece: _Piece, name: str | None, start: int) -> Numbers:
-        return self._source.numbers(piece.piece, name, start)
+    def numbers(self, chunk: _Chunk, name: str | None, start: int) -> Numbers:
+        return self._source.numbers(chunk.chunk, name, start)
 
-    def labels(self, piece: _Piece, name: str) -> pa.Array:
-        return self._source.labels(piece.piece, name)
+    def labels(self, chunk: _Chunk, name: str) -> pa.Array:
+        return self._source.labels(chunk.chunk, name)
 
-    def dates(self, piece: _Piece, name: str, origin: date) -> Dates:
-        return self._source.dates(piece.piece, name, origin)
+    def dates(self, chunk: _Chunk, name: str, origin: date) -> Dates:
+        return self._source.dates(chunk.chunk, name, origin)
 
-    def rows(self, piece: _Piece, begin: int, end: int) -> _Piece:
-        return _Piece(self._source.rows(piece.piece, begin, end), {})
+    def rows(self, chunk: _Chunk, begin: int, end: int) -> _Chunk:
+        return _Chunk(self._source.rows(chunk.chunk, begin, end), {})
 
-    def place(self, piece: _Piece, row: int, start: int) -> str:
-        return self._source.place(piece.piece, row, start)
+    def position(self, chunk: _Chunk, row: int, start: int) -> str:
+        return self._source.position(chunk.chunk, row, start)
 
-    def replaced(self, piece: _Piece, reports: Mapping[str | None, Numbers | CategoryReports]) -> pa.Table | pa.Array:
+    def replaced(self, chunk: _Chunk, reports: Mapping[str | None, Numbers | CategoryReports]) -> pa.Table | pa.Array:
         """Return the rows as a table, or as an array of lines without their ends."""
         columns = [
-            piece.copied[name] if name not in reports else self._report_column(reports[name]) for name in self.names
+            chunk.copied[name] if name not in reports else self._report_column(reports[name]) for name in self.names
         ]
         if not self._is_text:
             return pa.Table.from_arrays(columns, list(self.names))
@@ -146,11 +146,11 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
     def select(self, replaced: pa.Table | pa.Array, rows: np.ndarray) -> pa.Table | pa.Array:
         return replaced.filter(buffers.array(rows))
 
-    def reordered(self, pieces: Sequence[pa.Table | pa.Array], order: np.ndarray) -> Iterator[pa.Table | pa.Array]:
-        rows = pa.chunked_array(pieces, pa.binary()) if self._is_text else pa.concat_tables(pieces)
+    def reordered(self, chunks: Sequence[pa.Table | pa.Array], order: np.ndarray) -> Iterator[pa.Table | pa.Array]:
+        rows = pa.chunked_array(chunks, pa.binary()) if self._is_text else pa.concat_tables(chunks)
         for first in range(0, len(order), MAX_ROWS):
-            some = rows.take(buffers.array(order[first : first + MAX_ROWS]))
-            yield some.combine_chunks()
+            block = rows.take(buffers.array(order[first : first + MAX_ROWS]))
+            yield block.combine_chunks()
 
     def size(self, replaced: pa.Table | pa.Array) -> int:
         return replaced.nbytes
@@ -158,10 +158,10 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
     def output_bytes(self, columns: Sequence[str | None]) -> int:
         if not isinstance(self._source, ParquetFile):
             return self._source.output_bytes(columns)
-        held = sum(self._source.group_bytes(columns))
-        return 0 if self._written.pack else held + _REPORT_BYTES * len(columns) * self._source.count()
+        stored_bytes = sum(self._source.group_bytes(columns))
+        return 0 if self._written.pack else stored_bytes + _REPORT_BYTES * len(columns) * self._source.count()
 
-    def not_kept(self, output: Path) -> list[str]:
+    def lost_properties(self, output: Path) -> list[str]:
         if isinstance(self._source, ParquetFile):
             return ["types, row groups, compression and metadata of a Parquet file"]
         return ["quotes and line ends"]
@@ -176,27 +176,32 @@ class ConvertedFile(Source[_Piece, pa.Table | pa.Array]):
         with (
             path.open("wb") as file,
             # The header of gzip contains neither the time nor the temporary name.
-            gzip.GzipFile("", "wb", 6, file, mtime=0) if self._written.pack else nullcontext(file) as out,
+            gzip.GzipFile("", "wb", 6, file, mtime=0) if self._written.pack else nullcontext(file) as stream,
         ):
-            out.write(self._written.delimiter.encode().join(header) + b"\n")
-            yield lambda lines: out.write(buffers.text(pc.binary_join_element_wise(lines, b"", b"\n")))
+            stream.write(self._written.delimiter.encode().join(header) + b"\n")
+            yield lambda lines: stream.write(buffers.text(pc.binary_join_element_wise(lines, b"", b"\n")))
 
 
-def _has_text(kind: pa.DataType) -> bool:
+def _has_text(data_type: pa.DataType) -> bool:
     types = pa.types
-    if types.is_dictionary(kind):
-        return _has_text(kind.value_type)
-    is_plain = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
-    is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-    return is_plain or is_text or types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind)
+    if types.is_dictionary(data_type):
+        return _has_text(data_type.value_type)
+    is_plain = (
+        types.is_boolean(data_type)
+        or types.is_integer(data_type)
+        or types.is_floating(data_type)
+        or types.is_decimal(data_type)
+    )
+    is_text = types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type)
+    return is_plain or is_text or types.is_date(data_type) or types.is_time(data_type) or types.is_timestamp(data_type)
 
 
 def _texts(cells: pa.Array) -> pa.Array:
-    kind = cells.type
-    if pa.types.is_dictionary(kind):
-        return _texts(cells.cast(kind.value_type))
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        cells = cells.cast(pa.timestamp(kind.unit, "UTC"))
+    data_type = cells.type
+    if pa.types.is_dictionary(data_type):
+        return _texts(cells.cast(data_type.value_type))
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        cells = cells.cast(pa.timestamp(data_type.unit, "UTC"))
     return cells.cast(pa.string())
 
 

@@ -33,11 +33,11 @@ class Dates:
 
     days: np.ndarray  # since the origin, as float64; arbitrary where there is no date
     missing: np.ndarray  # a mask
-    wrong: np.ndarray  # a mask of cells that are neither missing nor a date
-    timed: np.ndarray  # a mask of cells with a time of day other than midnight
+    is_invalid: np.ndarray  # a mask of cells that are neither missing nor a date
+    has_time: np.ndarray  # a mask of cells with a time of day other than midnight
 
 
-def dates_of(cells: pa.Array, origin: date, markers: Sequence[str] = ()) -> Dates:
+def parse_dates(cells: pa.Array, origin: date, markers: Sequence[str] = ()) -> Dates:
     """Return the days of cells since an origin; ValueError if their type is none of dates or texts.
 
     ``markers`` are further texts of cells without a value, besides ``MISSING_TEXTS``.
@@ -45,27 +45,27 @@ def dates_of(cells: pa.Array, origin: date, markers: Sequence[str] = ()) -> Date
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
     if pa.types.is_timestamp(cells.type) or pa.types.is_date(cells.type):
-        days, missing, wrong, timed = _of_times(cells)
+        days, missing, is_invalid, has_time = _parse_times(cells)
     elif pa.types.is_binary(cells.type) and not cells.null_count:  # of a text file
-        days, missing, wrong, timed = _of_texts(buffers.as_text(cells), markers)
+        days, missing, is_invalid, has_time = _parse_texts(buffers.as_text(cells), markers)
     elif pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
-        days, missing, wrong, timed = _of_texts(cells.cast(pa.string()), markers)
+        days, missing, is_invalid, has_time = _parse_texts(cells.cast(pa.string()), markers)
     else:
         raise ValueError(f"holds {cells.type}; dates are date32, date64, timestamps, or texts such as 2020-02-29")
-    return Dates((days - (origin - _EPOCH).days).astype(np.float64), missing, wrong, timed)
+    return Dates((days - (origin - _EPOCH).days).astype(np.float64), missing, is_invalid, has_time)
 
 
-def _of_times(cells: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    missing, kind = buffers.truths(pc.is_null(cells)), cells.type
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
+def _parse_times(cells: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    missing, data_type = buffers.truths(pc.is_null(cells)), cells.type
+    if pa.types.is_timestamp(data_type) and data_type.tz is not None:
         cells = pc.local_timestamp(cells)
-    unit = "ms" if pa.types.is_date64(kind) else None if pa.types.is_date(kind) else kind.unit
+    unit = "ms" if pa.types.is_date64(data_type) else None if pa.types.is_date(data_type) else data_type.unit
     numbers = buffers.numbers(cells.cast(pa.int32() if unit is None else pa.int64())).astype(np.int64)
     days, remainder = np.divmod(numbers, 1 if unit is None else _DAY_SECONDS * _UNITS[unit])
     return days, missing, np.zeros(len(cells), bool), (remainder != 0) & ~missing
 
 
-def _of_texts(cells: pa.Array, markers: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _parse_texts(cells: pa.Array, markers: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     texts = pc.ascii_trim_whitespace(cells)
     empty = pc.is_in(texts, value_set=pa.array([*MISSING_TEXTS, *markers], pa.string()))
     missing = buffers.truths(pc.or_(pc.is_null(texts), empty))
@@ -78,5 +78,5 @@ def _of_texts(cells: pa.Array, markers: Sequence[str]) -> tuple[np.ndarray, np.n
     months = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
     first, after = (number.astype("datetime64[D]").astype(np.int64) for number in (months, months + 1))
     is_date = has_form & (year > 0) & (first + day <= after)
-    timed = is_date & ~buffers.truths(pc.match_substring_regex(filled, _MIDNIGHT))
-    return first + day - 1, missing, ~missing & ~is_date, timed
+    has_time = is_date & ~buffers.truths(pc.match_substring_regex(filled, _MIDNIGHT))
+    return first + day - 1, missing, ~missing & ~is_date, has_time

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from dpkernels.cli.errors import RowError, text_of
+from dpkernels.cli.errors import RowError, error_text
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import MAX_ROWS, Numbers, Source
@@ -56,7 +56,7 @@ class Region:
     feeds: np.ndarray  # positions of these line feeds
 
     @classmethod
-    def of(cls, block: bytes, line: int, layout: Layout) -> tuple[Region, bytes]:
+    def from_block(cls, block: bytes, line: int, layout: Layout) -> tuple[Region, bytes]:
         """Return the whole records at the beginning of a block, which begins with one, and the bytes after them."""
         text = np.frombuffer(block, np.uint8)
         feeds = text == LF
@@ -64,20 +64,20 @@ class Region:
         if QUOTE not in block:
             ends, feeds = np.flatnonzero(special), np.flatnonzero(feeds)
         else:
-            places = np.flatnonzero(special | (text == QUOTE))
-            kinds = text[places]
-            quotes = kinds == QUOTE
+            special_positions = np.flatnonzero(special | (text == QUOTE))
+            special_bytes = text[special_positions]
+            quotes = special_bytes == QUOTE
             # Outside quotes an even number of them has gone before; a doubled one counts twice.
-            outside = ~quotes & (np.cumsum(quotes) & 1 == 0)
-            ends, feeds = places[outside], places[outside & (kinds == LF)]
+            is_outside = ~quotes & (np.cumsum(quotes) & 1 == 0)
+            ends, feeds = special_positions[is_outside], special_positions[is_outside & (special_bytes == LF)]
         size = int(feeds[-1]) + 1 if len(feeds) else 0
         return cls(block[:size], line, size, ends[: np.searchsorted(ends, size)], feeds), block[size:]
 
-    def after(self, position: int) -> int:
+    def end_of_record(self, position: int) -> int:
         """Return the end of the record at this position."""
         return int(self.feeds[np.searchsorted(self.feeds, position)]) + 1
 
-    def line_of(self, position: int) -> int:
+    def line_number(self, position: int) -> int:
         return self.line + self.text.count(LF, 0, position)
 
     def check_grammar(self, layout: Layout) -> None:
@@ -91,12 +91,12 @@ class Region:
         if CR in self.text:
             returns = np.flatnonzero(text == CR)
             alone = returns[text[returns + 1] != LF]
-            outside = alone[np.searchsorted(quotes, alone) & 1 == 0]
-            offences += [(i, "a carriage return without a line feed, outside quotes") for i in outside[:1]]
+            outside_quotes = alone[np.searchsorted(quotes, alone) & 1 == 0]
+            offences += [(i, "a carriage return without a line feed, outside quotes") for i in outside_quotes[:1]]
             offences += [(i, broken) for i in alone[:1] if not layout.multiline]
         if offences:
             i, problem = offences[0]
-            raise ValueError(f"line {self.line_of(int(i))}: {problem}")
+            raise ValueError(f"line {self.line_number(int(i))}: {problem}")
 
 
 def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> list[tuple[int, str]]:
@@ -107,8 +107,8 @@ def _quote_offences(text: np.ndarray, quotes: np.ndarray, layout: Layout) -> lis
     opening, closing = quotes[0::2], quotes[1::2]
     ending = np.array([ord(layout.delimiter), LF, QUOTE], np.uint8)
     opens = np.isin(text[opening - 1], ending) | (opening == 0)
-    after, next_but_one = text[closing + 1], text[np.minimum(closing + 2, len(text) - 1)]
-    closes = np.isin(after, ending) | ((after == CR) & (next_but_one == LF))
+    next_byte, second_next = text[closing + 1], text[np.minimum(closing + 2, len(text) - 1)]
+    closes = np.isin(next_byte, ending) | ((next_byte == CR) & (second_next == LF))
     offences = [(position, "a quote inside a cell that does not begin with one") for position in opening[~opens][:1]]
     return sorted([*offences, *((position, "text after a closing quote") for position in closing[~closes][:1])])
 
@@ -136,7 +136,7 @@ class Records:
     cells: dict[str | int | None, pa.Array]  # their contents, without these quotes
 
     @classmethod
-    def of(cls, region: Region, width: int, columns: Mapping[Any, int], start: int = 0) -> Records:
+    def parse(cls, region: Region, width: int, columns: Mapping[Any, int], start: int = 0) -> Records:
         """Find the cells of columns, given by name and number, in records of ``width`` cells from row ``start`` on."""
         text = np.frombuffer(region.text, np.uint8)
         first, ends = _grid(region, text, width, start)
@@ -146,7 +146,7 @@ class Records:
         for name, number in columns.items():
             begin, end = ends[:, number - 1] + 1 if number else first, ends[:, number] if number < width - 1 else last
             quoted = text[begin] == QUOTE
-            spans[name], cells[name] = (begin, end), _parts(region.text, begin + quoted, end - quoted)
+            spans[name], cells[name] = (begin, end), _slices(region.text, begin + quoted, end - quoted)
         return cls(region, first, last, spans, cells)
 
     def __len__(self) -> int:
@@ -163,14 +163,14 @@ def _grid(region: Region, text: np.ndarray, width: int, start: int) -> tuple[np.
     is_regular = _is_regular(ends, feeds, width)
     if width > 1 and not is_regular:
         blank = (feeds == first) | ((feeds - first == 1) & (text[first] == CR))
-        is_kept = np.ones(len(ends), bool)
-        is_kept[np.searchsorted(ends, feeds[blank])] = False
-        first, ends, feeds = first[~blank], ends[is_kept], feeds[~blank]
+        is_end = np.ones(len(ends), bool)
+        is_end[np.searchsorted(ends, feeds[blank])] = False
+        first, ends, feeds = first[~blank], ends[is_end], feeds[~blank]
         is_regular = _is_regular(ends, feeds, width)
     if not is_regular:
         counts = np.diff(np.searchsorted(ends, feeds), prepend=-1)
         row = int(np.flatnonzero(counts != width)[0])
-        line = region.line_of(int(first[row]))
+        line = region.line_number(int(first[row]))
         raise ValueError(f"row {start + row} (line {line}) has {counts[row]} cells; the header has {width}")
     return first, ends.reshape(-1, width)
 
@@ -190,27 +190,27 @@ class Lines:
     def only(self, rows: np.ndarray) -> Lines:
         """Return the records whose mask is true; a line end goes with the record before it."""
         begin = int(self.first[0]) if len(rows) else 0
-        left = buffers.binary(self.text, np.append(self.first, self.text.size)).filter(buffers.array(rows))
-        begins, lengths = begin + buffers.offsets(left)[:-1], (self.last - self.first)[rows]
-        text = self.text.slice(0, begin).to_pybytes() + buffers.text(left).to_pybytes()
+        selected = buffers.binary(self.text, np.append(self.first, self.text.size)).filter(buffers.array(rows))
+        begins, lengths = begin + buffers.offsets(selected)[:-1], (self.last - self.first)[rows]
+        text = self.text.slice(0, begin).to_pybytes() + buffers.text(selected).to_pybytes()
         return Lines(pa.py_buffer(text), begins, begins + lengths)
 
     def contents(self) -> pa.Array:
         """Return the records without line ends and blank lines."""
-        return _parts(self.text, self.first, self.last)
+        return _slices(self.text, self.first, self.last)
 
 
-def _parts(text: bytes | pa.Buffer, begin: np.ndarray, end: np.ndarray) -> pa.Array:
-    return _alternating(text, [(begin, end)], len(text)).filter(_every_other(len(begin)))
+def _slices(text: bytes | pa.Buffer, begin: np.ndarray, end: np.ndarray) -> pa.Array:
+    return _alternating(text, [(begin, end)], len(text)).filter(_alternating_mask(len(begin)))
 
 
 def _alternating(text: bytes | pa.Buffer, spans: Sequence[tuple[np.ndarray, np.ndarray]], size: int) -> pa.Array:
     """Return the parts of a text: before the first span, the first span, between it and the second, and so on."""
-    places = np.stack([place for span in spans for place in span], axis=1)
-    return buffers.binary(text, np.concatenate([[0], places.ravel(), [size]]))
+    boundaries = np.stack([position for span in spans for position in span], axis=1)
+    return buffers.binary(text, np.concatenate([[0], boundaries.ravel(), [size]]))
 
 
-def _every_other(count: int) -> pa.Array:
+def _alternating_mask(count: int) -> pa.Array:
     """Return the mask false, true, false ... true, false with this number of true values."""
     return pa.Array.from_buffers(pa.bool_(), 2 * count + 1, [None, pa.py_buffer(b"\xaa" * (count // 4 + 1))])
 
@@ -254,7 +254,7 @@ class DelimitedFile(Source[Records, Lines]):
         self._layout, self.markers = layout, layout.markers
         self._head, self._ended = b"", True  # the bytes up to the records; whether the last one has a line end
         self._unpacked, self._lines = 1.0, 0.0  # bytes and lines for each byte of the file, in its first block
-        with self._named():
+        with self._naming_file():
             regions = self._regions()
             header = next(regions, None)
             if header is None:
@@ -263,16 +263,16 @@ class DelimitedFile(Source[Records, Lines]):
         # A stream is read on from here; a file is read again.
         self._stream = regions if path == STANDARD_INPUT else None
 
-    def pieces(self, columns: Sequence[str | None]) -> Generator[Records, None, None]:
+    def chunks(self, columns: Sequence[str | None]) -> Generator[Records, None, None]:
         numbers = {name: list(self.names).index(str(name)) for name in columns}
         start = 0
-        with self._named():
+        with self._naming_file():
             for region in self._body():
                 region.check_grammar(self._layout)
-                piece = Records.of(region, len(self.names), numbers, start)
-                self._check_twice(piece, numbers)
-                yield piece
-                start += len(piece)
+                chunk = Records.parse(region, len(self.names), numbers, start)
+                self._check_twice(chunk, numbers)
+                yield chunk
+                start += len(chunk)
 
     def _body(self) -> Iterator[Region]:
         """Yield the records after the header."""
@@ -286,42 +286,42 @@ class DelimitedFile(Source[Records, Lines]):
 
     def _regions(self) -> Generator[Region, None, None]:
         """Yield the header, and then the records, in whole ones; note how the file begins and ends."""
-        line, held, begun = 1, b"", False
+        line, buffered, has_header = 1, b"", False
         for block in chain(self._blocks(), [b""]):  # Nothing is the end of the file.
-            held += block
+            buffered += block
             # Before the header there may be a mark and blank lines.
-            skip = 0 if begun else len(held) - len(held.removeprefix(_MARK).lstrip(b"\r\n"))
-            region, remainder = Region.of(held if block else held + b"\n", line, self._layout)
+            skip = 0 if has_header else len(buffered) - len(buffered.removeprefix(_MARK).lstrip(b"\r\n"))
+            region, remainder = Region.from_block(buffered if block else buffered + b"\n", line, self._layout)
             if not block:
-                self._ended = not held
-                if skip == len(held):
+                self._ended = not buffered
+                if skip == len(buffered):
                     return
                 if remainder:
-                    raise _unended(held[skip:], line + held.count(LF, 0, skip), self._layout)
-                if held.endswith(b"\r"):
-                    line += held.count(LF)
+                    raise _unended(buffered[skip:], line + buffered.count(LF, 0, skip), self._layout)
+                if buffered.endswith(b"\r"):
+                    line += buffered.count(LF)
                     raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
-                region = replace(region, size=len(held))
-            if not begun and region.size > skip:
-                end, begun = region.after(skip), True
+                region = replace(region, size=len(buffered))
+            if not has_header and region.size > skip:
+                end, has_header = region.end_of_record(skip), True
                 self._head = region.text[: min(end, region.size)]
-                yield Region.of(region.text[skip:end], region.line_of(skip), self._layout)[0]
-                records, _ = Region.of(region.text[end:], region.line_of(end), self._layout)
+                yield Region.from_block(region.text[skip:end], region.line_number(skip), self._layout)[0]
+                records, _ = Region.from_block(region.text[end:], region.line_number(end), self._layout)
                 region = replace(records, size=region.size - len(self._head))
-            if begun:
-                line, held = region.line + region.text.count(LF), remainder
+            if has_header:
+                line, buffered = region.line + region.text.count(LF), remainder
                 if region.text:
                     yield region
-            if len(held) > MAX_RECORD_BYTES and begun:
-                raise _unended(held, line, self._layout)
-            if len(held) > MAX_RECORD_BYTES:
+            if len(buffered) > MAX_RECORD_BYTES and has_header:
+                raise _unended(buffered, line, self._layout)
+            if len(buffered) > MAX_RECORD_BYTES:
                 raise ValueError(
                     f"has a header of more than {MAX_RECORD_BYTES} bytes, or one with a quote that is not closed"
                 )
 
-    def _check_twice(self, piece: Records, columns: dict[str | None, int]) -> None:
+    def _check_twice(self, chunk: Records, columns: dict[str | None, int]) -> None:
         """Refuse records of which Arrow's own parser finds another number, or other cells in the chosen columns."""
-        text, names = piece.region.text, [str(i) for i in range(len(self.names))]
+        text, names = chunk.region.text, [str(i) for i in range(len(self.names))]
         if not text:
             return
         types = {str(i): pa.binary() for i in columns.values()}
@@ -334,17 +334,17 @@ class DelimitedFile(Source[Records, Lines]):
         except pa.ArrowInvalid:
             table = None
         by_number = {
-            str(i): self.labels(piece, name) if QUOTE in text else piece.cells[name] for name, i in columns.items()
+            str(i): self.labels(chunk, name) if QUOTE in text else chunk.cells[name] for name, i in columns.items()
         }
         if (
             table is None
-            or len(table) != len(piece)
+            or len(table) != len(chunk)
             or not all(table.column(i).equals(pa.chunked_array([cells])) for i, cells in by_number.items())
         ):
-            raise ValueError(f"a second parser reads the records from line {piece.region.line} on differently")
+            raise ValueError(f"a second parser reads the records from line {chunk.region.line} on differently")
 
-    def numbers(self, piece: Records, name: str | None, start: int) -> Numbers:
-        cells = buffers.as_text(piece.cells[name])
+    def numbers(self, chunk: Records, name: str | None, start: int) -> Numbers:
+        cells = buffers.as_text(chunk.cells[name])
         # A marker may read as a number, such as -999.
         values, missing = None if self.markers else _floats(cells), None
         if values is None or (values.size and np.isnan(values.min())):
@@ -354,41 +354,41 @@ class DelimitedFile(Source[Records, Lines]):
             values, missing = _floats(filled), buffers.truths(empty)
             if values is None:
                 row = bisect(range(len(filled)), False, key=lambda row: _floats(filled[: row + 1]) is None)
-                place, cell = self.place(piece, start + row, start), piece.cells[name][row].as_py()
+                position, cell = self.position(chunk, start + row, start), chunk.cells[name][row].as_py()
                 text = private(repr(cell.decode(errors="replace")), "not a number")
                 problem = f"is {text}; every row needs a number, or give --categories or --date-origin"
-                raise RowError(start + row, place, "not a number", problem)
+                raise RowError(start + row, position, "not a number", problem)
         # Floats may not hold whole numbers from 2^53 on.
         rounded = np.abs(values) >= _WHOLE
         if rounded.any():
             rounded &= buffers.truths(pc.match_substring_regex(cells, r"^\s*[+-]?[0-9]+\s*$"))
         return Numbers(values, *(mask if mask is not None and mask.any() else None for mask in (missing, rounded)))
 
-    def labels(self, piece: Records, name: str | None) -> pa.Array:
-        return pc.replace_substring(piece.cells[name], '""', '"')
+    def labels(self, chunk: Records, name: str | None) -> pa.Array:
+        return pc.replace_substring(chunk.cells[name], '""', '"')
 
-    def replaced(self, piece: Records, reports: Mapping[str | None, Numbers | CategoryReports]) -> Lines:
-        names = sorted(reports, key=lambda name: piece.spans[name][0][:1].tolist())  # in the order of the file
-        columns = [_texts(piece.cells[name], reports[name], self._layout.delimiter) for name in names]
+    def replaced(self, chunk: Records, reports: Mapping[str | None, Numbers | CategoryReports]) -> Lines:
+        names = sorted(reports, key=lambda name: chunk.spans[name][0][:1].tolist())  # in the order of the file
+        columns = [_texts(chunk.cells[name], reports[name], self._layout.delimiter) for name in names]
         filled = columns[0]
         if len(names) > 1:
-            order = np.arange(len(piece) * len(names)).reshape(len(names), -1).T.ravel()
+            order = np.arange(len(chunk) * len(names)).reshape(len(names), -1).T.ravel()
             filled = pa.concat_arrays(columns).take(buffers.array(order))
-        old_texts = _alternating(piece.region.text, [piece.spans[name] for name in names], piece.region.size)
-        new_texts = pc.replace_with_mask(old_texts, _every_other(len(piece) * len(names)), filled)
+        old_texts = _alternating(chunk.region.text, [chunk.spans[name] for name in names], chunk.region.size)
+        new_texts = pc.replace_with_mask(old_texts, _alternating_mask(len(chunk) * len(names)), filled)
         # A record begins in the bytes that are copied before its first report, and ends in those after its last.
         moved = (buffers.offsets(new_texts) - buffers.offsets(old_texts))[:: 2 * len(names)]
-        return Lines(buffers.text(new_texts), piece.first + moved[: len(piece)], piece.last + moved[1 : len(piece) + 1])
+        return Lines(buffers.text(new_texts), chunk.first + moved[: len(chunk)], chunk.last + moved[1 : len(chunk) + 1])
 
     def select(self, replaced: Lines, rows: np.ndarray) -> Lines:
         return replaced.only(rows)
 
-    def reordered(self, pieces: Sequence[Lines], order: np.ndarray) -> Iterator[Lines]:
-        rows = pa.chunked_array([piece.contents() for piece in pieces], pa.binary())
+    def reordered(self, chunks: Sequence[Lines], order: np.ndarray) -> Iterator[Lines]:
+        rows = pa.chunked_array([chunk.contents() for chunk in chunks], pa.binary())
         end = b"\r\n" if self._head.endswith(b"\r\n") else b"\n"
         for first in range(0, len(order), MAX_ROWS):
-            some = rows.take(buffers.array(order[first : first + MAX_ROWS])).combine_chunks()
-            text = buffers.text(pc.binary_join_element_wise(some, b"", end))
+            block = rows.take(buffers.array(order[first : first + MAX_ROWS])).combine_chunks()
+            text = buffers.text(pc.binary_join_element_wise(block, b"", end))
             cut = 0 if self._ended or first + MAX_ROWS < len(order) else len(end)
             yield Lines(text.slice(0, text.size - cut), order[:0], order[:0])
 
@@ -404,14 +404,14 @@ class DelimitedFile(Source[Records, Lines]):
         copied = (size if self._layout.unpack else 0) if pack else size * self._unpacked
         return int(copied + reports)
 
-    def rows(self, piece: Records, begin: int, end: int) -> Records:
+    def rows(self, chunk: Records, begin: int, end: int) -> Records:
         rows = slice(begin, end)
-        spans = {name: (first[rows], last[rows]) for name, (first, last) in piece.spans.items()}
-        cells = {name: column[begin:end] for name, column in piece.cells.items()}
-        return Records(piece.region, piece.first[rows], piece.last[rows], spans, cells)
+        spans = {name: (first[rows], last[rows]) for name, (first, last) in chunk.spans.items()}
+        cells = {name: column[begin:end] for name, column in chunk.cells.items()}
+        return Records(chunk.region, chunk.first[rows], chunk.last[rows], spans, cells)
 
-    def place(self, piece: Records, row: int, start: int) -> str:
-        return f"row {row} (line {piece.region.line_of(int(piece.first[row - start]))})"
+    def position(self, chunk: Records, row: int, start: int) -> str:
+        return f"row {row} (line {chunk.region.line_number(int(chunk.first[row - start]))})"
 
     @contextmanager
     def sink(self, path: Path) -> Iterator[Callable[[Lines], object]]:
@@ -419,15 +419,15 @@ class DelimitedFile(Source[Records, Lines]):
         with (
             path.open("wb") as file,
             # The header of gzip contains neither the time nor the temporary name.
-            gzip.GzipFile("", "wb", 6, file, mtime=0) if pack else nullcontext(file) as out,
+            gzip.GzipFile("", "wb", 6, file, mtime=0) if pack else nullcontext(file) as stream,
         ):
-            out.write(self._head)
-            yield lambda piece: out.write(piece.text)
+            stream.write(self._head)
+            yield lambda chunk: stream.write(chunk.text)
 
     def _names(self, region: Region) -> list[str]:
         region.check_grammar(self._layout)
         width = len(region.ends)
-        header = Records.of(region, width, {number: number for number in range(width)})
+        header = Records.parse(region, width, {number: number for number in range(width)})
         try:
             return [header.cells[number][0].as_py().decode().replace('""', '"') for number in range(width)]
         except UnicodeDecodeError:
@@ -453,11 +453,11 @@ class DelimitedFile(Source[Records, Lines]):
                 yield block
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _naming_file(self) -> Iterator[None]:
         name = "standard input" if self.path == STANDARD_INPUT else self.path
         try:
             yield
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{name}: is not a whole gzip file: {text_of(error)}") from error
+            raise ValueError(f"{name}: is not a whole gzip file: {error_text(error)}") from error
         except ValueError as error:
-            raise ValueError(f"{name}: {text_of(error)}") from error
+            raise ValueError(f"{name}: {error_text(error)}") from error

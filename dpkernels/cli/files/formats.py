@@ -1,4 +1,4 @@
-"""The interface to files of every format, as streams of pieces."""
+"""The interface to files of every format, as streams of chunks."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from dpkernels.cli.files.categories import CategoryReports
     from dpkernels.cli.files.dates import Dates
 
-Piece = TypeVar("Piece", bound=Sized)  # What a file is read in.
-Replaced = TypeVar("Replaced")  # What is written of a piece.
+Chunk = TypeVar("Chunk", bound=Sized)  # What a file is read in.
+Replaced = TypeVar("Replaced")  # What is written of a chunk.
 
-# Rows of a piece at most: large enough for speed, small enough for constant memory.
+# Rows of a chunk at most: large enough for speed, small enough for constant memory.
 MAX_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of a piece of a file."""
+    """A column of a chunk of a file."""
 
     values: np.ndarray  # the numbers; arbitrary where they are missing
     missing: np.ndarray | None = None  # a mask of the missing ones, or None
     rounded: np.ndarray | None = None  # a mask of the whole numbers of the file that floats do not hold, or None
 
     @classmethod
-    def of(cls, values: np.ndarray, missing: np.ndarray | None = None) -> Numbers:
+    def from_values(cls, values: np.ndarray, missing: np.ndarray | None = None) -> Numbers:
         """Return a column in which NaN is missing, too."""
         if values.dtype.kind == "f" and values.size and np.isnan(values.min()):
             missing = np.isnan(values) | (False if missing is None else missing)
         return cls(values, missing if missing is not None and missing.any() else None)
 
 
-class Source(abc.ABC, Generic[Piece, Replaced]):
-    """A file that is read in pieces."""
+class Source(abc.ABC, Generic[Chunk, Replaced]):
+    """A file that is read in chunks."""
 
     path: Path
     names: Sequence[str]  # of its columns; empty for an array
@@ -58,45 +58,45 @@ class Source(abc.ABC, Generic[Piece, Replaced]):
     fraction: float = 0.0  # of the file that has been read
 
     @abc.abstractmethod
-    def pieces(self, columns: Sequence[str | None]) -> Generator[Piece, None, None]:
-        """Yield the file's pieces, of which these columns will be asked for; ``len`` is rows, or an array's values."""
+    def chunks(self, columns: Sequence[str | None]) -> Generator[Chunk, None, None]:
+        """Yield the file's chunks, of which these columns will be asked for; ``len`` is rows, or an array's values."""
 
     def count(self) -> int:
-        """Return the number of rows, or of an array's values; by default all pieces are read for it."""
-        return sum(len(piece) for piece in self.pieces(self.names[:1]))
+        """Return the number of rows, or of an array's values; by default all chunks are read for it."""
+        return sum(len(chunk) for chunk in self.chunks(self.names[:1]))
 
     @abc.abstractmethod
-    def numbers(self, piece: Piece, name: str | None, start: int) -> Numbers:
-        """Return a column of a piece whose first row is ``start``; a ValueError names the first that is no number."""
+    def numbers(self, chunk: Chunk, name: str | None, start: int) -> Numbers:
+        """Return a column of a chunk whose first row is ``start``; a ValueError names the first that is no number."""
 
     @abc.abstractmethod
-    def labels(self, piece: Piece, name: str) -> pa.Array:
+    def labels(self, chunk: Chunk, name: str) -> pa.Array:
         """Return the cells of a column as an Arrow array of any type; ValueError for an array."""
 
-    def dates(self, piece: Piece, name: str, origin: date) -> Dates:
+    def dates(self, chunk: Chunk, name: str, origin: date) -> Dates:
         """Return a column as days since an origin; ValueError if it holds neither dates nor texts."""
-        from dpkernels.cli.files.dates import dates_of
+        from dpkernels.cli.files.dates import parse_dates
 
-        return dates_of(self.labels(piece, name), origin, self.markers)
+        return parse_dates(self.labels(chunk, name), origin, self.markers)
 
     @abc.abstractmethod
-    def replaced(self, piece: Piece, reports: Mapping[str | None, Numbers | CategoryReports]) -> Replaced:
-        """Return the piece with these columns replaced and all others as they are; missing values stay.
+    def replaced(self, chunk: Chunk, reports: Mapping[str | None, Numbers | CategoryReports]) -> Replaced:
+        """Return the chunk with these columns replaced and all others as they are; missing values stay.
 
         Reports are ``Numbers``, or of categories ``categories.CategoryReports``.
         """
 
     @abc.abstractmethod
     def select(self, replaced: Replaced, rows: np.ndarray) -> Replaced:
-        """Return a replaced piece without the rows whose mask is false; of a file that is ``droppable``."""
+        """Return a replaced chunk without the rows whose mask is false; of a file that is ``droppable``."""
 
     @abc.abstractmethod
-    def reordered(self, pieces: Sequence[Replaced], order: np.ndarray) -> Iterator[Replaced]:
-        """Yield the rows of all replaced pieces in another order."""
+    def reordered(self, chunks: Sequence[Replaced], order: np.ndarray) -> Iterator[Replaced]:
+        """Yield the rows of all replaced chunks in another order."""
 
     @abc.abstractmethod
     def size(self, replaced: Replaced) -> int:
-        """Return the bytes that holding a replaced piece takes."""
+        """Return the bytes that holding a replaced chunk takes."""
 
     @abc.abstractmethod
     def output_bytes(self, columns: Sequence[str | None]) -> int:
@@ -104,25 +104,25 @@ class Source(abc.ABC, Generic[Piece, Replaced]):
 
     @abc.abstractmethod
     def sink(self, path: Path) -> AbstractContextManager[Callable[[Replaced], object]]:
-        """Open a new file of this format, and yield a function that appends a replaced piece."""
+        """Open a new file of this format, and yield a function that appends a replaced chunk."""
 
     @abc.abstractmethod
-    def rows(self, piece: Piece, begin: int, end: int) -> Piece:
-        """Return some rows of a piece, to be read and not to be replaced."""
+    def rows(self, chunk: Chunk, begin: int, end: int) -> Chunk:
+        """Return some rows of a chunk, to be read and not to be replaced."""
 
     @abc.abstractmethod
-    def place(self, piece: Piece, row: int, start: int) -> str:
-        """Return how an error names a row of a piece whose first row is ``start``."""
+    def position(self, chunk: Chunk, row: int, start: int) -> str:
+        """Return how an error names a row of a chunk whose first row is ``start``."""
 
-    def not_kept(self, output: Path) -> list[str]:
+    def lost_properties(self, output: Path) -> list[str]:
         """Return the properties of the input, besides the replaced columns, that a finished output does not have."""
         return []
 
 
-def ahead(pieces: Generator[Piece, None, None]) -> Generator[Piece, None, None]:
-    """Yield the pieces, the next of which is read while one is worked on."""
-    with closing(pieces), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
-        following = reader.submit(next, pieces, None)
-        while (piece := following.result()) is not None:
-            following = reader.submit(next, pieces, None)
-            yield piece
+def ahead(chunks: Generator[Chunk, None, None]) -> Generator[Chunk, None, None]:
+    """Yield the chunks, the next of which is read while one is worked on."""
+    with closing(chunks), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+        following = reader.submit(next, chunks, None)
+        while (chunk := following.result()) is not None:
+            following = reader.submit(next, chunks, None)
+            yield chunk

@@ -26,7 +26,7 @@ STANDARD_INPUT = Path("/dev/stdin")
 class Layout:
     """The layout of an input and its output."""
 
-    kind: str  # one of ``FORMATS``
+    file_format: str  # one of ``FORMATS``
     delimiter: str = ","  # between the cells of a row, where there is one
     multiline: bool = False  # whether quoted cells may have line breaks
     unpack: bool = False  # whether the input is gzip
@@ -35,78 +35,90 @@ class Layout:
 
     @property
     def suffix(self) -> str:
-        return f".{self.kind}{'.gz' if self.pack else ''}"
+        return f".{self.file_format}{'.gz' if self.pack else ''}"
 
     def to_dict(self) -> dict[str, object]:
-        form = {"kind": self.kind, "delimiter": self.delimiter, "multiline": self.multiline, "unpack": self.pack}
-        return form | ({"markers": list(self.markers)} if self.markers else {})
+        document = {
+            "kind": self.file_format,
+            "delimiter": self.delimiter,
+            "multiline": self.multiline,
+            "unpack": self.pack,
+        }
+        return document | ({"markers": list(self.markers)} if self.markers else {})
 
     @classmethod
-    def from_dict(cls, form: JsonObject) -> Layout:
+    def from_dict(cls, document: JsonObject) -> Layout:
         """Return the layout of an output, to read it; ValueError for anything that ``to_dict`` does not make."""
-        kind, delimiter, multiline, packed = (
-            form.get(name, "") for name in ("kind", "delimiter", "multiline", "unpack")
+        file_format, delimiter, multiline, packed = (
+            document.get(name, "") for name in ("kind", "delimiter", "multiline", "unpack")
         )
-        markers = form.get("markers", [])
+        markers = document.get("markers", [])
         if not isinstance(markers, list) or not all(isinstance(marker, str) for marker in markers):
             raise ValueError(f"layout: markers {brief(markers)} are not texts")
-        layout = cls(kind, delimiter, multiline, packed, packed, tuple(markers))
-        if layout.kind not in FORMATS or not _is_delimiter(layout.delimiter):
-            raise ValueError(f"layout: {brief(layout.kind)} with {brief(layout.delimiter)} is not a known format")
-        if layout.to_dict() != form or {type(layout.multiline), type(layout.pack)} != {bool}:
+        layout = cls(file_format, delimiter, multiline, packed, packed, tuple(markers))
+        if layout.file_format not in FORMATS or not _is_delimiter(layout.delimiter):
+            raise ValueError(
+                f"layout: {brief(layout.file_format)} with {brief(layout.delimiter)} is not a known format"
+            )
+        if layout.to_dict() != document or {type(layout.multiline), type(layout.pack)} != {bool}:
             raise ValueError("layout: is not the layout of an output")
         return layout
 
 
-def layout_of(
+def input_layout(
     source: Path,
     target: Path,
-    kind: str | None,
+    file_format: str | None,
     delimiter: str | None,
     multiline: bool,
     markers: Sequence[str] = (),
-    output_kind: str | None = None,
+    output_format: str | None = None,
 ) -> Layout:
     """Return the layout of IN by the names of IN and OUT, ``--format``, ``--delimiter`` and so on.
 
     It is also the output's, unless that has another format; see ``written_layout``.
     """
-    is_given, kind = kind is not None, kind or known_format(source if source != DASH else target)
-    output_kind = output_kind or (kind if is_given or target == DASH else known_format(target))
-    if kind not in _DELIMITERS:
-        is_for_text = delimiter is not None and output_kind not in _DELIMITERS
+    has_option, file_format = (
+        file_format is not None,
+        file_format or format_of_suffix(source if source != DASH else target),
+    )
+    output_format = output_format or (file_format if has_option or target == DASH else format_of_suffix(target))
+    if file_format not in _DELIMITERS:
+        is_for_text = delimiter is not None and output_format not in _DELIMITERS
         options = {"--delimiter": is_for_text, "--multiline": multiline, "--missing-markers": bool(markers)}
         for option, is_wrong in options.items():
             if is_wrong:
-                raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
+                raise click.UsageError(f"{option}: is for csv and tsv, not for {file_format}")
         if source == DASH:
-            raise click.UsageError(f"IN: {kind} is read from a file, not from standard input, which has no size")
-        return Layout(kind)
-    mark = _delimiter(kind, delimiter)
-    return Layout(kind, mark, multiline, _is_packed(source), _is_packed(target), tuple(markers))
+            raise click.UsageError(f"IN: {file_format} is read from a file, not from standard input, which has no size")
+        return Layout(file_format)
+    mark = _delimiter(file_format, delimiter)
+    return Layout(file_format, mark, multiline, _is_packed(source), _is_packed(target), tuple(markers))
 
 
 def written_layout(
-    layout: Layout, target: Path, kind: str | None, output_kind: str | None, delimiter: str | None
+    layout: Layout, target: Path, file_format: str | None, output_format: str | None, delimiter: str | None
 ) -> Layout | None:
     """Return the layout of an output of another format than the input, whose ``layout`` it is; None for the same one.
 
     By default it follows from the suffix of OUT; ``--format`` is for both, and standard output is like the input.
     """
-    new_kind = output_kind or (layout.kind if kind is not None or target == DASH else known_format(target))
-    if new_kind == layout.kind:
+    written_format = output_format or (
+        layout.file_format if file_format is not None or target == DASH else format_of_suffix(target)
+    )
+    if written_format == layout.file_format:
         return None
-    if "npy" in (new_kind, layout.kind):
-        raise click.UsageError(f"OUT: {target} must have the format of IN, {layout.kind}; .npy has no columns")
-    if new_kind == "parquet":
-        return Layout(new_kind)
+    if "npy" in (written_format, layout.file_format):
+        raise click.UsageError(f"OUT: {target} must have the format of IN, {layout.file_format}; .npy has no columns")
+    if written_format == "parquet":
+        return Layout(written_format)
     packed = _is_packed(target)
-    mark = _delimiter(new_kind, None if layout.kind in _DELIMITERS else delimiter)
-    return Layout(new_kind, mark, multiline=True, unpack=packed, pack=packed)
+    mark = _delimiter(written_format, None if layout.file_format in _DELIMITERS else delimiter)
+    return Layout(written_format, mark, multiline=True, unpack=packed, pack=packed)
 
 
-def _delimiter(kind: str, given: str | None) -> str:
-    mark = _DELIMITERS[kind] if given is None else given.replace("\\t", "\t")
+def _delimiter(file_format: str, option: str | None) -> str:
+    mark = _DELIMITERS[file_format] if option is None else option.replace("\\t", "\t")
     if not _is_delimiter(mark):
         raise click.UsageError(f"--delimiter: {mark!r} must be one ASCII character that no number or quote contains")
     return mark
@@ -116,18 +128,20 @@ def _is_delimiter(text: object) -> bool:
     return isinstance(text, str) and len(text) == 1 and text.isascii() and not (text.isalnum() or text in '".+-\r\n\0')
 
 
-def known_format(path: Path) -> str:
+def format_of_suffix(path: Path) -> str:
     """Return the format that a name's suffix says."""
     if path == DASH:
         raise click.UsageError("--format: missing; standard input and output have no suffix")
-    plain = path.with_suffix("") if _is_packed(path) else path
-    kind = plain.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
+    unpacked = path.with_suffix("") if _is_packed(path) else path
+    file_format = unpacked.suffix.lower().removeprefix(".")
+    if file_format not in FORMATS:
         suffixes = ", ".join(f".{name}" for name in FORMATS)
-        raise click.UsageError(f"{path}: suffix {plain.suffix!r} is not one of {suffixes}; --format names the format")
-    if plain != path and kind not in _DELIMITERS:
+        raise click.UsageError(
+            f"{path}: suffix {unpacked.suffix!r} is not one of {suffixes}; --format names the format"
+        )
+    if unpacked != path and file_format not in _DELIMITERS:
         raise click.UsageError(f"{path}: only .csv and .tsv may be .gz")
-    return kind
+    return file_format
 
 
 def _is_packed(path: Path) -> bool:

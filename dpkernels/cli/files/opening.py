@@ -21,4 +21,4 @@ def converted(source: Source, written: Layout | None) -> Source:
 def open_source(path: Path, layout: Layout) -> Source:
     """Return a file whose header has been read; ValueError if it is not a readable file of that format."""
     formats: dict[str, Callable[[Path, Layout], Source]] = {"parquet": ParquetFile, "npy": ArrayFile}
-    return formats.get(layout.kind, DelimitedFile)(path, layout)
+    return formats.get(layout.file_format, DelimitedFile)(path, layout)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.parquet import FileMetaData
 
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
 from dpkernels.cli.files.formats import Numbers, Source
@@ -61,7 +61,7 @@ def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups
         for word in words
         if str(getattr(before, word)) != str(getattr(after, word)) and before.path not in replaced
     ]
-    old_codecs, new_codecs = ({_codec(column) for column in _chunks(footer)} for footer in (old, new))
+    old_codecs, new_codecs = ({_codec(column) for column in _column_chunks(footer)} for footer in (old, new))
     if new_codecs and old_codecs - new_codecs:  # a file without rows has no codecs
         lines.append(f"compression by {', '.join(sorted(old_codecs - new_codecs))}")
     sizes = [old.row_group(i).num_rows for i in groups]
@@ -72,20 +72,20 @@ def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups
         lines.append(f"{len(sizes)} row group{'s' * (len(sizes) > 1)}, now {len(new_sizes)}, of other sizes")
     if any(old.row_group(i).sorting_columns for i in range(old.num_row_groups)):
         lines.append("the note of the columns it is sorted by")
-    if any(column.bloom_filter_offset is not None for column in _chunks(old)):
+    if any(column.bloom_filter_offset is not None for column in _column_chunks(old)):
         lines.append("Bloom filters")
-    if any(column.has_column_index or column.has_offset_index for column in _chunks(old)):
+    if any(column.has_column_index or column.has_offset_index for column in _column_chunks(old)):
         lines.append("the page index")
     return lines
 
 
-def _chunks(footer: FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:
+def _column_chunks(footer: FileMetaData) -> Iterator[pq.ColumnChunkMetaData]:
     for group in map(footer.row_group, range(footer.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
 
-def _codec(chunk: pq.ColumnChunkMetaData) -> str:
-    return _NO_CODEC if chunk.compression == "UNCOMPRESSED" else chunk.compression
+def _codec(column_chunk: pq.ColumnChunkMetaData) -> str:
+    return _NO_CODEC if column_chunk.compression == "UNCOMPRESSED" else column_chunk.compression
 
 
 def _all_int96(schema: pq.ParquetSchema) -> bool:
@@ -95,7 +95,7 @@ def _all_int96(schema: pq.ParquetSchema) -> bool:
     return "TIMESTAMP" not in logical and "INT96" in physical
 
 
-# Rows of a piece, and about its bytes, at most: they bound the memory of wide tables. Powers of two.
+# Rows of a chunk, and about its bytes, at most: they bound the memory of wide tables. Powers of two.
 PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
 _BUFFER_BYTES = 1 << 20  # read of a column at once
@@ -149,47 +149,53 @@ class ParquetFile(Source[GroupPart, GroupPart]):
     def group_bytes(self, columns: Collection[str | None]) -> list[int]:
         """Return the stored bytes of each row group, in which those of columns to be replaced are not counted."""
         groups = [self._footer.row_group(number) for number in self._group_numbers]
-        chunks = [[group.column(i) for i in range(group.num_columns)] for group in groups]
+        column_chunks = [[group.column(i) for i in range(group.num_columns)] for group in groups]
         return [
             _REPORT_BYTES * len(columns) * rows
-            + sum(chunk.total_uncompressed_size for chunk in of_group if chunk.path_in_schema not in columns)
-            for rows, of_group in zip(self.groups, chunks, strict=True)
+            + sum(
+                column_chunk.total_uncompressed_size
+                for column_chunk in of_group
+                if column_chunk.path_in_schema not in columns
+            )
+            for rows, of_group in zip(self.groups, column_chunks, strict=True)
         ]
 
-    def pieces(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
+    def chunks(self, columns: Sequence[str | None]) -> Generator[GroupPart, None, None]:
         self.fraction = 0.0
         # An estimate from stored widths, which bounds the memory that a table of long texts takes.
         rows = _power_of_two(self._bytes, self._rows)
         with self._opened() as file:
-            for number, left in zip(self._group_numbers, self.groups, strict=True):
-                # Threads would each keep memory, and are no faster, since the piece before is worked on meanwhile.
+            for number, remaining in zip(self._group_numbers, self.groups, strict=True):
+                # Threads would each keep memory, and are no faster, since the chunk before is worked on meanwhile.
                 for batch in file.iter_batches(rows, row_groups=[number], use_threads=False):
-                    left -= len(batch)
+                    remaining -= len(batch)
                     self.fraction += len(batch) / self._rows
-                    yield GroupPart(pa.Table.from_batches([batch]), left == 0)
+                    yield GroupPart(pa.Table.from_batches([batch]), remaining == 0)
 
-    def numbers(self, piece: GroupPart, name: str | None, start: int) -> Numbers:
-        column = piece.table.column(name)
+    def numbers(self, chunk: GroupPart, name: str | None, start: int) -> Numbers:
+        column = chunk.table.column(name)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             remedy = "--date-origin" if pa.types.is_temporal(column.type) else "--categories"
             raise ValueError(f"holds {column.type}; only integers and floats can be perturbed without {remedy}")
-        return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column) if column.null_count else None)
+        return Numbers.from_values(
+            buffers.numbers(column.combine_chunks()), _nulls(column) if column.null_count else None
+        )
 
-    def labels(self, piece: GroupPart, name: str) -> pa.Array:
-        column = piece.table.column(name)
+    def labels(self, chunk: GroupPart, name: str) -> pa.Array:
+        column = chunk.table.column(name)
         if pa.types.is_nested(column.type):
             raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
         return column.combine_chunks()
 
-    def dates(self, piece: GroupPart, name: str, origin: date) -> Dates:
+    def dates(self, chunk: GroupPart, name: str, origin: date) -> Dates:
         schema = self._footer.schema
         if "INT96" in {schema.column(i).physical_type for i in range(len(schema)) if schema.column(i).path == name}:
             # Arrow reads them as nanoseconds, which wrap around: neighbouring days could become distant ones.
             raise ValueError("holds INT96 timestamps, which wrap around in 2262; write it as a date or in microseconds")
-        return super().dates(piece, name, origin)
+        return super().dates(chunk, name, origin)
 
-    def replaced(self, piece: GroupPart, reports: Mapping[str | None, Numbers | CategoryReports]) -> GroupPart:
-        table = piece.table
+    def replaced(self, chunk: GroupPart, reports: Mapping[str | None, Numbers | CategoryReports]) -> GroupPart:
+        table = chunk.table
         self._replaced = set(map(str, reports))
         for name, report in reports.items():
             number, missing = self.names.index(str(name)), report.missing
@@ -203,14 +209,14 @@ class ParquetFile(Source[GroupPart, GroupPart]):
             # Its metadata, also the name of a type that it no longer has, are of the old column.
             field = table.schema.field(number).with_type(column.type).with_metadata(None)
             table = table.set_column(number, field, column)
-        return replace(piece, table=table)
+        return replace(chunk, table=table)
 
     def select(self, replaced: GroupPart, rows: np.ndarray) -> GroupPart:
         return GroupPart(self._decoded(replaced.table).filter(buffers.array(rows)), replaced.last)
 
-    def reordered(self, pieces: Sequence[GroupPart], order: np.ndarray) -> Iterator[GroupPart]:
-        table = pa.concat_tables([self._decoded(piece.table) for piece in pieces])
-        ends = [end for end, piece in zip(accumulate(map(len, pieces)), pieces, strict=True) if piece.last]
+    def reordered(self, chunks: Sequence[GroupPart], order: np.ndarray) -> Iterator[GroupPart]:
+        table = pa.concat_tables([self._decoded(chunk.table) for chunk in chunks])
+        ends = [end for end, chunk in zip(accumulate(map(len, chunks)), chunks, strict=True) if chunk.last]
         for begin, end in zip([0, *ends], ends, strict=False):
             for first in range(begin, end, PIECE_ROWS):
                 upto = min(first + PIECE_ROWS, end)
@@ -229,17 +235,21 @@ class ParquetFile(Source[GroupPart, GroupPart]):
         return replaced.table.nbytes
 
     def output_bytes(self, columns: Sequence[str | None]) -> int:
-        chunks = _chunks(self._footer) if self._rows else ()
-        copied = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema not in columns)
+        column_chunks = _column_chunks(self._footer) if self._rows else ()
+        copied = sum(
+            column_chunk.total_compressed_size
+            for column_chunk in column_chunks
+            if column_chunk.path_in_schema not in columns
+        )
         return copied + _REPORT_BYTES * len(columns) * self._rows  # Reports are hardly compressed.
 
-    def rows(self, piece: GroupPart, begin: int, end: int) -> GroupPart:
-        return GroupPart(piece.table.slice(begin, end - begin), piece.last)
+    def rows(self, chunk: GroupPart, begin: int, end: int) -> GroupPart:
+        return GroupPart(chunk.table.slice(begin, end - begin), chunk.last)
 
-    def place(self, piece: GroupPart, row: int, start: int) -> str:
+    def position(self, chunk: GroupPart, row: int, start: int) -> str:
         return f"row {row}"
 
-    def not_kept(self, output: Path) -> list[str]:
+    def lost_properties(self, output: Path) -> list[str]:
         lines = differences(self._footer, pq.read_metadata(output), self._replaced, self._group_numbers)
         lines += [f"column {name!r}: its dictionary of values" for name in sorted(self._plain)]
         return lines + arrow.dropped_metadata(self._schema)
@@ -261,18 +271,18 @@ class ParquetFile(Source[GroupPart, GroupPart]):
                 size = _BUFFER_BYTES if self._remote is None else _REMOTE_BYTES
                 yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
             except (pa.ArrowException, OSError) as error:
-                kind = OSError if self._remote and isinstance(error, OSError) else ValueError
-                raise kind(f"{self.path}: is not a readable Parquet file: {text_of(error)}") from error
+                error_class = OSError if self._remote and isinstance(error, OSError) else ValueError
+                raise error_class(f"{self.path}: is not a readable Parquet file: {error_text(error)}") from error
 
 
 class ParquetSink:
     """Gathers a row group, and writes it when it is complete, or too large to be held.
 
     A group that is too large ends after a multiple of ``block_rows`` rows. These, and the bytes of the rows that are
-    written, decide where it ends, and neither the pieces nor their number: they depend on the lengths of true values.
+    written, decide where it ends, and neither the chunks nor their number: they depend on the lengths of true values.
 
     ``options`` returns those of ``pyarrow.parquet.ParquetWriter``, for a file that has rows. Both functions are called
-    with the first piece.
+    with the first chunk.
     """
 
     def __init__(
@@ -301,23 +311,23 @@ class ParquetSink:
                 if sink._writer is not None:
                     sink._writer.is_open = False  # else the destructor of one that failed writes to a closed file
 
-    def write(self, piece: GroupPart) -> None:
+    def write(self, chunk: GroupPart) -> None:
         if self._writer is None:
             self._rows = self._block_rows()
-            self._schema = arrow.released_schema(piece.table.schema)
+            self._schema = arrow.released_schema(chunk.table.schema)
             self._writer = pq.ParquetWriter(self._file, self._schema, **self._options())
-        self._rest.append(arrow.relabelled(piece.table, self._schema))
+        self._rest.append(arrow.relabelled(chunk.table, self._schema))
         if sum(map(len, self._rest)) >= self._rows:
-            rest = pa.concat_tables(self._rest)
-            while len(rest) >= self._rows:
-                block, rest = rest.slice(0, self._rows).combine_chunks(), rest.slice(self._rows)
+            remainder = pa.concat_tables(self._rest)
+            while len(remainder) >= self._rows:
+                block, remainder = remainder.slice(0, self._rows).combine_chunks(), remainder.slice(self._rows)
                 self._blocks.append(block)
-                self._bytes += _bytes_of(block)
+                self._bytes += _stored_bytes(block)
                 if self._bytes >= GROUP_BYTES:
                     self._rest = []
                     self._end_group()
-            self._rest = [rest]
-        if piece.last:
+            self._rest = [remainder]
+        if chunk.last:
             self._end_group()
 
     def _end_group(self) -> None:
@@ -329,14 +339,14 @@ class ParquetSink:
         pa.default_memory_pool().release_unused()
 
 
-def _bytes_of(block: pa.Table) -> int:
+def _stored_bytes(block: pa.Table) -> int:
     """Return the bytes of a table. A dictionary is not counted: it may hold values of other rows, too."""
     columns = [block.column(number) for number in range(block.num_columns)]
-    return sum(8 * len(one) if arrow.has_dictionary(one.type) else one.nbytes for one in columns)
+    return sum(8 * len(column) if arrow.has_dictionary(column.type) else column.nbytes for column in columns)
 
 
 def _power_of_two(size: int, rows: int) -> int:
-    """Return how many of these rows, which have so many bytes, are about a piece."""
+    """Return how many of these rows, which have so many bytes, are about a chunk."""
     most = min(PIECE_ROWS, _PIECE_BYTES // max(1, size // max(1, rows)))
     return 1 << max(0, most.bit_length() - 1)
 

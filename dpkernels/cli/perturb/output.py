@@ -34,9 +34,9 @@ from typing import Self
 import click
 
 from dpkernels.bounded_json import parse_json
-from dpkernels.cli.errors import text_of
-from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.cli.terminal import say
+from dpkernels.cli.errors import error_text
+from dpkernels.cli.interrupts import finished, independent_of_reports, raise_if_interrupted, uninterrupted
+from dpkernels.cli.terminal import print_message
 from dpkernels.staging import Staged, Swept, check_space, claimed, naming, sha256_and_size, staged, sweep, to_disk
 
 # A double sidecar begins with this, and no other does.
@@ -103,25 +103,25 @@ class ClaimedOutput(abc.ABC):
     @contextmanager
     def run(self) -> Iterator[Self]:
         """Claim the name, remove the files of a killed run, and make the new files; refuse to replace an output."""
-        held = ExitStack()
+        stack = ExitStack()
         try:
             # An interrupt between a file and the note that it must go would leave the file.
             with uninterrupted():
-                held.enter_context(claimed(self.target))
-                say_swept(sweep(self.target, self._resumable()), self.target)
-                self._make(held)
-            stop_if_asked()
+                stack.enter_context(claimed(self.target))
+                report_swept(sweep(self.target, self._resumable()), self.target)
+                self._make(stack)
+            raise_if_interrupted()
             yield self
         finally:
             with uninterrupted():
-                held.close()
+                stack.close()
 
     def _resumable(self) -> Sequence[Path]:
         """Return what killed runs have left that can be continued, so that it stays until this run is charged."""
         return ()
 
     @abc.abstractmethod
-    def _make(self, held: ExitStack) -> None:
+    def _make(self, stack: ExitStack) -> None:
         """Make the new files, which go when the stack is closed."""
 
     def check_space(self, size: int) -> None:
@@ -146,13 +146,13 @@ class Output(ClaimedOutput):
         self._old: str | None = None  # the text of a sidecar that is replaced
         self.place: object = target  # how errors call the output while it is written
 
-    def _make(self, held: ExitStack) -> None:
+    def _make(self, stack: ExitStack) -> None:
         settle(self.target)
         _check_free(self.target, self._force)
         # Such that writing the text gives the same bytes, whatever they are.
         with suppress(FileNotFoundError):
             self._old = self._sidecar.read_bytes().decode(errors="surrogateescape")
-        self._output, self._double, self._single = (held.enter_context(staged(self.target)) for _ in range(3))
+        self._output, self._double, self._single = (stack.enter_context(staged(self.target)) for _ in range(3))
         self.file: BufferedIOBase = self._output.file
 
     def withdraw(self) -> bool:
@@ -170,7 +170,7 @@ class Output(ClaimedOutput):
             self._single.file.write(sidecar.encode())
             for new in files:
                 new.finish()
-        stop_if_asked()
+        raise_if_interrupted()
         with uninterrupted():
             with independent_of_reports():
                 _check_free(self.target, self._force)
@@ -178,9 +178,9 @@ class Output(ClaimedOutput):
             for new in files:
                 new.finish(self._source)
             try:
-                _place(self._double, self._sidecar)
-                _place(self._output, self.target)
-                _place(self._single, self._sidecar)
+                _move_into_place(self._double, self._sidecar)
+                _move_into_place(self._output, self.target)
+                _move_into_place(self._single, self._sidecar)
             except OSError:
                 settle(self.target)
                 raise
@@ -194,9 +194,9 @@ class StandardOutput(ClaimedOutput):
         super().__init__(sidecar)
         self._force, self.place = force, f"the temporary folder {tempfile.gettempdir()}"
 
-    def _make(self, held: ExitStack) -> None:
+    def _make(self, stack: ExitStack) -> None:
         with naming(self.place):
-            self.file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))  # noqa: SIM115
+            self.file = stack.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))  # noqa: SIM115
 
     def check_space(self, size: int) -> None:
         check_space(Path(tempfile.gettempdir()), size)
@@ -212,7 +212,7 @@ class StandardOutput(ClaimedOutput):
             with naming(self.target):
                 new.file.write(sidecar.encode())
                 new.finish()
-            stop_if_asked()
+            raise_if_interrupted()
             if os.path.lexists(self.target) and not self._force:
                 with independent_of_reports():
                     raise click.UsageError(f"--sidecar: {self.target} exists by now; --force replaces it")
@@ -222,7 +222,7 @@ class StandardOutput(ClaimedOutput):
                 shutil.copyfileobj(self.file, sys.stdout.buffer, 1 << 20)
                 sys.stdout.buffer.flush()
             with uninterrupted():
-                _place(new, self.target)
+                _move_into_place(new, self.target)
                 finished()
 
 
@@ -232,19 +232,19 @@ def settle(target: Path) -> None:
     if not _is_double(sidecar):
         return
     try:
-        text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
+        text = matching_sidecar(target, sidecar.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {text_of(error)}") from error
+        raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {error_text(error)}") from error
     if text is None:
         sidecar.unlink()
         return
     with staged(target) as new:  # under the claimed name, by which the next run finds what a killed one has left
         new.file.write(text.encode(errors="surrogateescape"))
         new.finish(sidecar)
-        _place(new, sidecar)
+        _move_into_place(new, sidecar)
 
 
-def own_sidecar(target: Path, text: str) -> str | None:
+def matching_sidecar(target: Path, text: str) -> str | None:
     """Return the sidecar that is the target's own, from the text of the one beside it, which may be double.
 
     A double one holds the new release's and the old one's; the target's hash decides. None where the target is neither,
@@ -268,7 +268,7 @@ def digest(target: Path) -> str | None:
         return None
 
 
-def _place(new: Staged, target: Path) -> None:
+def _move_into_place(new: Staged, target: Path) -> None:
     new.place(target)
     to_disk(target.parent)
 
@@ -281,9 +281,9 @@ def _is_double(sidecar: Path) -> bool:
         return False
 
 
-def say_swept(swept: Sequence[Swept], target: Path) -> None:
+def report_swept(swept: Sequence[Swept], target: Path) -> None:
     """Print the number and size of the files that a killed run had left."""
-    for kind in ("file", "folder"):
-        if sizes := [item.size for item in swept if item.is_folder == (kind == "folder")]:
-            amount = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
-            say(f"removed {amount} that a killed run to {target} had left")
+    for entry_kind in ("file", "folder"):
+        if sizes := [item.size for item in swept if item.is_folder == (entry_kind == "folder")]:
+            amount = f"{len(sizes)} {entry_kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
+            print_message(f"removed {amount} that a killed run to {target} had left")

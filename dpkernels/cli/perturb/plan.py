@@ -1,4 +1,4 @@
-"""``dpkernels perturb``: the release of a file's rows, piece by piece through the exact engine, and its plan."""
+"""``dpkernels perturb``: the release of a file's rows, chunk by chunk through the exact engine, and its plan."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ import numpy as np
 
 from dpkernels.cli import categories
 from dpkernels.cli.calendar import date_text, days_since
-from dpkernels.cli.errors import BadRows, RowError, row_error, text_of
+from dpkernels.cli.errors import BadRows, RowError, error_text, row_error
 from dpkernels.cli.files.categories import CategoryReports, is_categorical
 from dpkernels.cli.files.converted import ConvertedFile
 from dpkernels.cli.files.formats import Numbers, Source, ahead
-from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of, written_layout
+from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, input_layout, written_layout
+from dpkernels.cli.files.locations import FILE, file_kind
 from dpkernels.cli.files.opening import converted, open_source
-from dpkernels.cli.files.places import FILE, kind
-from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
+from dpkernels.cli.interrupts import independent_of_reports, raise_if_interrupted
 from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import flag, single
 from dpkernels.cli.perturb import queries as of_rows
-from dpkernels.cli.perturb.categories import perturbed as perturbed_categories
+from dpkernels.cli.perturb.categories import perturb_categories
 from dpkernels.cli.perturb.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.perturb.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.terminal import private, warn
@@ -60,10 +60,10 @@ MAX_COUNTED = 1000  # such values; the search ends then
 _SEARCHED_ROWS = 1 << 8  # among which each of them is looked for
 HELD = f"they are held in memory, at most {MAX_SHUFFLED_BYTES}"
 
-# What is done with the values of a column of a piece, which begins with a row of the file.
-Use = Callable[[np.ndarray, Bounds, int], np.ndarray]
-# What is done with a column of categories: a piece and its first row become its reports.
-UseCategories = Callable[[Any, int], CategoryReports]
+# What is done with the values of a column of a chunk, which begins with a row of the file.
+ColumnFunction = Callable[[np.ndarray, Bounds, int], np.ndarray]
+# What is done with a column of categories: a chunk and its first row become its reports.
+CategoryFunction = Callable[[Any, int], CategoryReports]
 
 
 def row_order(secret: bytes, rows: int) -> np.ndarray:
@@ -85,7 +85,7 @@ class Done:
     read: int
     rows: int
     written: WrittenFile | None = None  # None for a check
-    not_kept: tuple[str, ...] = ()  # properties of the input that the file does not have
+    lost_properties: tuple[str, ...] = ()  # properties of the input that the file does not have
 
 
 def release_file(
@@ -103,69 +103,71 @@ def release_file(
     """Perturb the rows of a file or a part, or without an output check them.
 
     ``output`` is the release's key of 32 bytes and a new file; what has no key has no file. ``row`` is the first
-    piece's row in the file, and ``first`` in the whole release, whose noise it gets. ``show`` is called after every
-    piece. ``name`` is the new file's in a dataset, a part of which may have no row left; else that is a ValueError.
+    chunk's row in the file, and ``first`` in the whole release, whose noise it gets. ``show`` is called after every
+    chunk. ``name`` is the new file's in a dataset, a part of which may have no row left; else that is a ValueError.
     ``file_name`` is that of the part's file.
     ``devices`` are those of JAX that make the reports, by default the CPU.
     """
     key, file = output or (None, None)
-    held, read, rows, size = list[Any](), 0, 0, 0
-    uses = {column.name: _use(spec, source, column, key, first - row, devices) for column in spec.columns}
-    pieces = source.pieces([*uses, *(spec.queries.names if spec.queries else ())])
+    shuffled_chunks, read, rows, size = list[Any](), 0, 0, 0
+    functions = {
+        column.name: _column_function(spec, source, column, key, first - row, devices) for column in spec.columns
+    }
+    chunks = source.chunks([*functions, *(spec.queries.names if spec.queries else ())])
     with (
         nullcontext() if file is None else source.sink(descriptor_path(file)) as write,
         # A request to stop need not wait for a stream's next bytes.
-        closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following,
+        closing(chunks if source.path == STANDARD_INPUT else ahead(chunks)) as following,
     ):
-        columns = _columns(spec, source, following, uses, row)
+        columns = _columns(spec, source, following, functions, row)
         while True:
             with independent_of_reports():
                 if (following_piece := next(columns, None)) is None:
                     if spec.queries:
-                        spec.queries.check_whole(source, read)
+                        spec.queries.check_row_count(source, read)
                     break
-            piece, reports, is_whole = following_piece
-            read, rows = read + len(piece), rows + (len(piece) if is_whole is None else int(is_whole.sum()))
+            chunk, reports, is_whole = following_piece
+            read, rows = read + len(chunk), rows + (len(chunk) if is_whole is None else int(is_whole.sum()))
             if write is not None:
-                done = source.replaced(piece, reports)
+                done = source.replaced(chunk, reports)
                 done = done if is_whole is None else source.select(done, is_whole)
                 if spec.row_options.shuffle:
-                    held.append(done)
+                    shuffled_chunks.append(done)
                     size += source.size(done)
                 else:
                     write(done)
             if size > MAX_SHUFFLED_BYTES:
                 raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {HELD}")
             show()
-            stop_if_asked()
+            raise_if_interrupted()
         if not rows and not name:  # before the output is completed: that may fail too, and would keep the charge
             with independent_of_reports():
                 problem = "every row has a missing value" if read else "is empty"
                 raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
-        if write is not None and key is not None and held:
-            for piece in source.reordered(held, row_order(key, rows // source.values_per_row)):
-                write(piece)
+        if write is not None and key is not None and shuffled_chunks:
+            for chunk in source.reordered(shuffled_chunks, row_order(key, rows // source.values_per_row)):
+                write(chunk)
     if file is None or not read:
         return Done(read, rows)
     written = WrittenFile(*sha256_and_size(file), name, rows // source.values_per_row, file_name)
-    return Done(read, rows, written, tuple(source.not_kept(descriptor_path(file))))
+    return Done(read, rows, written, tuple(source.lost_properties(descriptor_path(file))))
 
 
-def _use(
+def _column_function(
     spec: ReleaseSpec,
     source: Source,
     column: Column,
     key: bytes | None,
     offset: int,
     devices: Sequence[Any] | None,
-) -> Use | UseCategories:
+) -> ColumnFunction | CategoryFunction:
     """Return a check, or noise of a key of the column's own: two columns never share noise."""
     column_key = None
     if key is not None:
         column_key = host.fold_in(key, _ARRAY) if column.name is None else column_secret(key, column.name)
     if is_categorical(column.sampler.certificate):
         missing = spec.row_options.missing
-        return lambda piece, start: perturbed_categories(source, column, piece, start, column_key, offset, missing)
+        return lambda chunk, start: perturb_categories(source, column, chunk, start, column_key, offset, missing)
     if column_key is None and isinstance(column.sampler, ExactBatch):
         return lambda values, bounds, row: bounds.check_entries(values, np.arange(row, row + len(values)), row)
     if column_key is None:
@@ -175,94 +177,94 @@ def _use(
 
 
 def _columns(
-    spec: ReleaseSpec, source: Source, pieces: Iterable[Any], uses: Mapping[str | None, object], row: int
+    spec: ReleaseSpec, source: Source, chunks: Iterable[Any], functions: Mapping[str | None, object], row: int
 ) -> Iterator[tuple[Any, dict[str | None, Any], np.ndarray | None]]:
-    """Yield each piece with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
+    """Yield each chunk with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
     bounds = [
         None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
         for column in spec.columns
     ]
-    for piece in pieces:
+    for chunk in chunks:
         if spec.queries:
-            spec.queries.check(source, piece, row)
+            spec.queries.check(source, chunk, row)
         numbers = {
-            column.name: _used(spec, source, column, column_bounds, piece, row, uses[column.name])
+            column.name: _apply_to_column(spec, source, column, column_bounds, chunk, row, functions[column.name])
             for column, column_bounds in zip(spec.columns, bounds, strict=True)
         }
         masks = [column_numbers.missing for column_numbers in numbers.values() if column_numbers.missing is not None]
-        # Also where no row of this piece is dropped: all pieces have the types of those that lack rows.
-        is_whole = ~np.logical_or.reduce([np.zeros(len(piece), bool), *masks])
-        yield piece, numbers, is_whole if spec.row_options.missing == "drop" else None
-        row += len(piece)
+        # Also where no row of this chunk is dropped: all chunks have the types of those that lack rows.
+        is_whole = ~np.logical_or.reduce([np.zeros(len(chunk), bool), *masks])
+        yield chunk, numbers, is_whole if spec.row_options.missing == "drop" else None
+        row += len(chunk)
 
 
-def _used(
-    spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, piece: Sized, start: int, use: Any
+def _apply_to_column(
+    spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, chunk: Sized, start: int, function: Any
 ) -> Numbers | CategoryReports:
-    """Return a column of a piece whose first row is ``start``, with the reports, or the checked values, of ``use``.
+    """Return a column of a chunk whose first row is ``start``, with the reports, or the checked values, of ``use``.
 
     A ValueError of a value that cannot be perturbed names its column, its place and a remedy.
     """
     first = 0
     try:
         if bounds is None:
-            return use(piece, start)
+            return function(chunk, start)
         if column.date_origin is None:
-            numbers = source.numbers(piece, column.name, start)
+            numbers = source.numbers(chunk, column.name, start)
         else:
-            numbers = _days(source, piece, str(column.name), start, column.date_origin, bounds.near)
+            numbers = _days(source, chunk, str(column.name), start, column.date_origin, bounds.near)
         if bounds.near and numbers.rounded is not None:
             problem = "is a whole number that float64 rounds, which may move neighbours further apart"
-            raise _row_error(source, piece, start, numbers.rounded, "whole numbers that float64 rounds", problem)
+            raise _row_error(source, chunk, start, numbers.rounded, "whole numbers that float64 rounds", problem)
         values, missing = numbers.values, numbers.missing
         if missing is not None and spec.row_options.missing == "error":
-            raise _row_error(source, piece, start, missing, "missing", f"is missing (empty, null, nan){_NOT_FINITE}")
+            raise _row_error(source, chunk, start, missing, "missing", f"is missing (empty, null, nan){_NOT_FINITE}")
         if not values.size or (missing is not None and missing.all()):
             return Numbers(np.zeros(len(values), report_type(values.dtype)), missing)
         if missing is not None:
             first = int(np.argmin(missing))
             values = np.where(missing, values[first], values)  # stands in, also before its own row
-        return Numbers(spec.row_options.rounded(use(values, bounds, start)), missing)
+        return Numbers(spec.row_options.rounded(function(values, bounds, start)), missing)
     except InputError as error:
         clips = "; --clip clips" if error.clips else ""
         limits = column.guarantee.limits if error.clips else ""
         row = max(error.row, start + first)
         reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
-        kind = "not finite" if not np.isfinite(error.value) else "outside the interval" if error.clips else "too large"
+        fault = "not finite" if not np.isfinite(error.value) else "outside the interval" if error.clips else "too large"
         value, unit = shortest(error.value), ""
         if column.date_origin is not None:
             value, unit = date_text(error.value, column.date_origin), f" (days since {column.date_origin})"
         text = f"is {private(value, 'a value')}{reason}{unit}{limits}{clips}"
-        raise RowError(row, source.place(piece, row, start), kind, text, column.name) from error
+        raise RowError(row, source.position(chunk, row, start), fault, text, column.name) from error
     except RowError as error:
         raise error.in_column(column.name) from error
     except ValueError as error:
-        raise ValueError(label(column.name) + text_of(error)) from error
+        raise ValueError(label(column.name) + error_text(error)) from error
 
 
-def _days(source: Source, piece: Sized, name: str, start: int, origin: date, near: bool) -> Numbers:
+def _days(source: Source, chunk: Sized, name: str, start: int, origin: date, has_sensitivity: bool) -> Numbers:
     """Return the days of a column of dates; a RowError names the first cell that is none.
 
     Where only values within a sensitivity are neighbours (``near``), a time of day is refused: to drop it may move
     neighbours further apart.
     """
-    dates = source.dates(piece, name, origin)
-    if dates.wrong.any():
-        row = int(dates.wrong.argmax())
-        cell = source.labels(source.rows(piece, row, row + 1), name)[0].as_py()
+    dates = source.dates(chunk, name, origin)
+    if dates.is_invalid.any():
+        row = int(dates.is_invalid.argmax())
+        cell = source.labels(source.rows(chunk, row, row + 1), name)[0].as_py()
         text = private(repr(cell.decode(errors="replace") if isinstance(cell, bytes) else cell), "not a date")
         problem = f"is {text}; every row needs a date such as 2020-02-29"
-        raise _row_error(source, piece, start, dates.wrong, "not a date", problem)
-    if near and dates.timed.any():
+        raise _row_error(source, chunk, start, dates.is_invalid, "not a date", problem)
+    if has_sensitivity and dates.has_time.any():
         problem = "has a time of day; without it, neighbours may be further apart: write dates alone"
-        raise _row_error(source, piece, start, dates.timed, "with a time of day", problem)
+        raise _row_error(source, chunk, start, dates.has_time, "with a time of day", problem)
     return Numbers(dates.days, dates.missing if dates.missing.any() else None)
 
 
-def _row_error(source: Source, piece: Sized, start: int, is_bad: np.ndarray, kind: str, text: str) -> RowError:
-    """Return the error of the first bad row of a piece."""
+def _row_error(source: Source, chunk: Sized, start: int, is_bad: np.ndarray, fault: str, text: str) -> RowError:
+    """Return the error of the first bad row of a chunk."""
     row = start + int(np.argmax(is_bad))
-    return RowError(row, source.place(piece, row, start), kind, text)
+    return RowError(row, source.position(chunk, row, start), fault, text)
 
 
 def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
@@ -271,45 +273,47 @@ def bad_rows(spec: ReleaseSpec, source: Source, start: int = 0) -> BadRows:
     At most ``MAX_COUNTED`` are counted. A fault of the file itself, such as a row of too few cells, ends the search.
     ``start`` is the first row of a part of a file.
     """
-    uses = {column.name: _use(spec, source, column, None, 0, None) for column in spec.columns}
+    functions = {column.name: _column_function(spec, source, column, None, 0, None) for column in spec.columns}
     first, counts = list[RowError](), Counter[str]()
-    with suppress(ValueError, OSError), closing(source.pieces(list(uses))) as pieces:
-        for piece in pieces:
-            values = (_bad_values(spec, source, column, piece, start, uses[column.name]) for column in spec.columns)
+    with suppress(ValueError, OSError), closing(source.chunks(list(functions))) as chunks:
+        for chunk in chunks:
+            values = (
+                _bad_values(spec, source, column, chunk, start, functions[column.name]) for column in spec.columns
+            )
             errors = [error for of_column in values for error in islice(of_column, MAX_COUNTED)]
-            counts.update(error.kind for error in errors)
+            counts.update(error.fault for error in errors)
             first += sorted(errors, key=lambda error: error.row)[: MAX_SHOWN - len(first)]
             if counts.total() >= MAX_COUNTED:
                 return BadRows(counts, first, False)
-            start += len(piece)
-            stop_if_asked()
+            start += len(chunk)
+            raise_if_interrupted()
         return BadRows(counts, first, True)
     return BadRows(counts, first, False)
 
 
 def _bad_values(
-    spec: ReleaseSpec, source: Source, column: Column, piece: Sized, start: int, use: object
+    spec: ReleaseSpec, source: Source, column: Column, chunk: Sized, start: int, function: object
 ) -> Iterator[RowError]:
-    """Yield the faults of a column of a piece whose first row is ``start``, in their order."""
+    """Yield the faults of a column of a chunk whose first row is ``start``, in their order."""
     bounds = None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
-    while len(piece):
+    while len(chunk):
         try:
-            _used(spec, source, column, bounds, piece, start, use)
+            _apply_to_column(spec, source, column, bounds, chunk, start, function)
             return
         except RowError as error:
             fault, row = error, error.row - start
-        if len(piece) > _SEARCHED_ROWS:
-            for begin in range(0, len(piece), _SEARCHED_ROWS):
-                block = source.rows(piece, begin, min(begin + _SEARCHED_ROWS, len(piece)))
-                yield from _bad_values(spec, source, column, block, start + begin, use)
+        if len(chunk) > _SEARCHED_ROWS:
+            for begin in range(0, len(chunk), _SEARCHED_ROWS):
+                block = source.rows(chunk, begin, min(begin + _SEARCHED_ROWS, len(chunk)))
+                yield from _bad_values(spec, source, column, block, start + begin, function)
             return
         # The rows before have no fault of this kind, but may have one that is looked for later.
-        yield from _bad_values(spec, source, column, source.rows(piece, 0, row), start, use)
+        yield from _bad_values(spec, source, column, source.rows(chunk, 0, row), start, function)
         yield fault
-        piece, start = source.rows(piece, row + 1, len(piece)), start + row + 1
+        chunk, start = source.rows(chunk, row + 1, len(chunk)), start + row + 1
 
 
-def columns_of(source: Source) -> str:
+def describe_columns(source: Source) -> str:
     """Return the columns in words; their names may be cells of the first row, of a file without a header."""
     count = len(source.names)
     return private(listed(source.names), f"{count} column{'s' * (count > 1)}")
@@ -334,7 +338,7 @@ class Request:
     decimals: int | None
     shuffle_rows: bool
     sidecar: Path | None  # where the certificates go; needed if OUT is -
-    kind: str | None  # the format; None for the one that the suffixes say
+    file_format: str | None  # the format; None for the one that the suffixes say
     delimiter: str | None  # None for that of the format
     multiline: bool
     missing_markers: tuple[str, ...] = ()  # texts of cells without a value, besides the usual ones
@@ -345,24 +349,28 @@ class Request:
     resume: bool = False  # whether to continue a killed run to the same output
     # The days from which dates are counted, of columns by name, or of all columns of numbers.
     date_origin: Sequence[tuple[str | None, date]] = ()
-    output_kind: str | None = None  # the format of OUT; None for the one that its suffix or ``kind`` says
+    output_format: str | None = None  # the format of OUT; None for the one that its suffix or ``kind`` says
 
-    def name(self, what: str) -> str:
+    def name(self, description: str) -> str:
         """Return what the ledger calls the charge for a release."""
         if self.label is None:
-            return what
+            return description
         if not self.ledger:
             raise click.UsageError("--label: is for a charge to a ledger; it needs --ledger FILE")
-        return f"{self.label}: {what}"
+        return f"{self.label}: {description}"
 
     def account(self, files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
-        return LedgerAccount.of(single({"ledger": self.ledger, "budget": self.budget}), files, folders)
+        return LedgerAccount.from_options(single({"ledger": self.ledger, "budget": self.budget}), files, folders)
 
     def layouts(self, source: Path, target: Path) -> tuple[Layout, Layout | None]:
         """Return the layout of a file, and that of its output if it is another one; None if it is the same."""
-        of_text, kind, output_kind = (self.multiline, self.missing_markers), self.kind, self.output_kind
-        layout = layout_of(source, target, kind, self.delimiter, *of_text, output_kind)
-        return layout, written_layout(layout, target, kind, output_kind, self.delimiter)
+        of_text, file_format, output_format = (
+            (self.multiline, self.missing_markers),
+            self.file_format,
+            self.output_format,
+        )
+        layout = input_layout(source, target, file_format, self.delimiter, *of_text, output_format)
+        return layout, written_layout(layout, target, file_format, output_format, self.delimiter)
 
     def spec(
         self, source: Source, layout: Layout, converted: Layout | None = None, shuffleable: bool = True
@@ -394,16 +402,16 @@ class Request:
         check_count("mechanism", len(mechanisms), len(perturbed))
         spread = list(mechanisms) * (len(perturbed) if len(mechanisms) == 1 else 1)
         origins, titles = self._origins(perturbed, spread), [label(name) for name in perturbed]
-        given = map(in_days, options_by_column(spread, self.options), origins, titles)
-        samplers = [build_exact_sampler(*setting) for setting in zip(spread, given, titles, strict=True)]
-        made = zip(perturbed, samplers, origins, strict=True)
+        column_options = map(in_days, options_by_column(spread, self.options), origins, titles)
+        samplers = [build_exact_sampler(*setting) for setting in zip(spread, column_options, titles, strict=True)]
+        settings = zip(perturbed, samplers, origins, strict=True)
         return tuple(
             Column(name, *sampler, date_origin=origin, is_single=name in source.single_precision)
-            for name, sampler, origin in made
+            for name, sampler, origin in settings
         )
 
     def _queries(self) -> of_rows.QueryRequest | None:
-        return of_rows.QueryRequest.of(self.query_columns, self.together)
+        return of_rows.QueryRequest.from_options(self.query_columns, self.together)
 
     def check_no_queries(self) -> None:
         """Refuse parameters of rows, which are for one file."""
@@ -487,10 +495,12 @@ class Request:
                 raise click.UsageError(f"--column: {self.columns[0]!r}; {source.path} is one array and has no columns")
             return [None]
         if not self.columns:
-            raise click.UsageError(f"--column: missing; {source.path} has {columns_of(source)}")
+            raise click.UsageError(f"--column: missing; {source.path} has {describe_columns(source)}")
         for name in self.columns:
             if (count := list(source.names).count(name)) != 1:
-                problem = f"{count} columns of this name" if count else f"no such column; it has {columns_of(source)}"
+                problem = (
+                    f"{count} columns of this name" if count else f"no such column; it has {describe_columns(source)}"
+                )
                 raise click.UsageError(f"--column: {name!r}; {source.path} has {problem}")
             if self.columns.count(name) > 1:
                 raise click.UsageError(f"--column: {name!r} is given twice")
@@ -539,9 +549,9 @@ class Plan(abc.ABC):
 
     def check(self, progress: bool | None) -> tuple[Release, str]:
         """Return the release that there would be, after all its checks, and in words the budget that it would leave."""
-        left = "" if self.ledger_account is None else self.ledger_account.check(self.price().amounts)
+        remaining_budget = "" if self.ledger_account is None else self.ledger_account.check(self.price().amounts)
         with self._naming_bad_rows():
-            return self._release(self.write(None, progress)), left
+            return self._release(self.write(None, progress)), remaining_budget
 
     def release(self, progress: bool | None, check_first: bool = False) -> Release:
         """Charge the ledger, if there is one, then write the files and, last, their sidecar.
@@ -577,8 +587,8 @@ class Plan(abc.ABC):
         try:
             yield
         except Exception as error:
-            if (bad := row_error(error)) is not None:
-                bad.others = self._bad_rows()
+            if (row_fault := row_error(error)) is not None:
+                row_fault.others = self._bad_rows()
             raise
 
     def _check_rows(self, read: int, ledger_charge: LedgerCharge | None) -> None:
@@ -590,8 +600,11 @@ class Plan(abc.ABC):
                 raise ValueError(f"IN: had {charged} rows when they were charged, and {rows} when they were read")
 
     def _release(self, done: Sequence[Done], ledger_charge: LedgerCharge | None = None) -> Release:
-        rows, not_kept = sum(file.rows for file in done), dict.fromkeys(note for file in done for note in file.not_kept)
-        return Release(self.spec, rows // self.spec.values_per_row, tuple(not_kept), ledger_charge)
+        rows, lost_properties = (
+            sum(file.rows for file in done),
+            dict.fromkeys(note for file in done for note in file.lost_properties),
+        )
+        return Release(self.spec, rows // self.spec.values_per_row, tuple(lost_properties), ledger_charge)
 
 
 @dataclass(frozen=True)
@@ -644,7 +657,7 @@ def plan(request: Request) -> FilePlan:
     """Check everything of a release of one file that can be checked before a value is read."""
     path, target = Path(request.source), Path(request.target)
     layout, written = request.layouts(path, target)
-    if path != DASH and (state := kind(path)) != FILE:
+    if path != DASH and (state := file_kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {state}; it must be a file, or - for standard input")
     if request.resume:
         raise click.UsageError("--resume: is for a dataset; the release of one file is made as a whole, or not at all")
@@ -652,8 +665,8 @@ def plan(request: Request) -> FilePlan:
         raise click.UsageError(
             "--rows same-people: standard input cannot be read twice, and its rows are counted first"
         )
-    for name, place, stream in (("IN", path, sys.stdin), ("OUT", target, sys.stdout)):
-        if place == DASH and stream is None:
+    for name, path_or_dash, stream in (("IN", path, sys.stdin), ("OUT", target, sys.stdout)):
+        if path_or_dash == DASH and stream is None:
             raise click.UsageError(f"{name}: - is closed; name a file, or leave the standard stream open")
     path = STANDARD_INPUT if path == DASH else path
     sidecar_option = request.sidecar

@@ -21,7 +21,7 @@ import numpy as np
 from dpkernels.bounded_json import brief
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, parse_budget
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
-from dpkernels.cli.errors import RowError, text_of
+from dpkernels.cli.errors import RowError, error_text
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.mechanisms import CHOICES, DEFAULT, named, select_mechanism
 from dpkernels.cli.options import QUERY_COLUMNS, flag, single, usage_errors
@@ -64,7 +64,9 @@ class QueryRequest:
     together: EpsilonDelta | None = None
 
     @classmethod
-    def of(cls, columns: Mapping[str, Sequence[str]], together: Sequence[tuple[Decimal, ...]]) -> QueryRequest | None:
+    def from_options(
+        cls, columns: Mapping[str, Sequence[str]], together: Sequence[tuple[Decimal, ...]]
+    ) -> QueryRequest | None:
         """Return what the options ask for; None if they ask for nothing."""
         names = single({f"{parameter}-column": values for parameter, values in columns.items()})
         budget: Sequence[Decimal] | None = single({"together": together}).get("together")
@@ -104,12 +106,12 @@ class QueryRequest:
     def read(self, source: Source) -> Queries:
         """Read the parameters of every row; a RowError names the first that is missing or out of range."""
         names, values, rows = list(dict.fromkeys(self.columns.values())), dict[str, list[np.ndarray]](), 0
-        with closing(source.pieces(names)) as pieces:
-            for piece in pieces if names else ():
+        with closing(source.chunks(names)) as chunks:
+            for chunk in chunks if names else ():
                 for name in names:
-                    values.setdefault(name, []).append(_numbers(source, piece, name, rows))
-                self._check_ranges(source, piece, {p: values[name][-1] for p, name in self.columns.items()}, rows)
-                rows += len(piece)
+                    values.setdefault(name, []).append(_numbers(source, chunk, name, rows))
+                self._check_ranges(source, chunk, {p: values[name][-1] for p, name in self.columns.items()}, rows)
+                rows += len(chunk)
                 if rows > MAX_ROWS:
                     raise ValueError(f"{source.path}: has more than {MAX_ROWS} rows, the most that are queries")
         rows = rows if names else source.count()
@@ -117,35 +119,42 @@ class QueryRequest:
             raise ValueError(f"{source.path}: is empty; there is no row to perturb")
         if rows > MAX_ROWS:
             raise ValueError(f"{source.path}: has {rows} rows; at most {MAX_ROWS} are queries")
-        columns = {name: np.concatenate(parts) for name, parts in values.items()}
+        columns = {name: np.concatenate(blocks) for name, blocks in values.items()}
         for column in columns.values():
             column.setflags(write=False)
         return Queries(self.columns, {p: columns[name] for p, name in self.columns.items()}, self.together, rows)
 
-    def _check_ranges(self, source: Source, piece: Any, values: Mapping[str, np.ndarray], start: int) -> None:
+    def _check_ranges(self, source: Source, chunk: Any, values: Mapping[str, np.ndarray], start: int) -> None:
         for parameter in ("sensitivity", "epsilon", "weight"):
-            if parameter in values and (bad := values[parameter] <= 0).any():
-                self._refuse(source, piece, start, parameter, bad, values, "is not positive")
-        if {"lower", "upper"} <= values.keys() and (bad := values["lower"] >= values["upper"]).any():
-            self._refuse(source, piece, start, "upper", bad, values, "is not above the lower end of the row")
+            if parameter in values and (is_invalid := values[parameter] <= 0).any():
+                self._refuse(source, chunk, start, parameter, is_invalid, values, "is not positive")
+        if {"lower", "upper"} <= values.keys() and (is_invalid := values["lower"] >= values["upper"]).any():
+            self._refuse(source, chunk, start, "upper", is_invalid, values, "is not above the lower end of the row")
 
     def _refuse(
-        self, source: Source, piece: Sized, start: int, parameter: str, bad: np.ndarray, values: Any, problem: str
+        self,
+        source: Source,
+        chunk: Sized,
+        start: int,
+        parameter: str,
+        is_invalid: np.ndarray,
+        values: Any,
+        problem: str,
     ) -> None:
-        row = int(bad.argmax())
+        row = int(is_invalid.argmax())
         cell = private(shortest(values[parameter][row]), "a value")
         text = f"is {cell}, which {problem}; it is the row's {parameter}"
-        raise RowError(start + row, source.place(piece, start + row, start), problem, text, self.columns[parameter])
+        raise RowError(start + row, source.position(chunk, start + row, start), problem, text, self.columns[parameter])
 
 
-def _numbers(source: Source, piece: Sized, name: str, start: int) -> np.ndarray:
-    """Return a column of parameters of a piece; a RowError names the first that is no finite float."""
+def _numbers(source: Source, chunk: Sized, name: str, start: int) -> np.ndarray:
+    """Return a column of parameters of a chunk; a RowError names the first that is no finite float."""
     try:
-        numbers = source.numbers(piece, name, start)
+        numbers = source.numbers(chunk, name, start)
     except RowError as error:
         raise error.in_column(name) from error
     except ValueError as error:
-        raise ValueError(label(name) + text_of(error)) from error
+        raise ValueError(label(name) + error_text(error)) from error
     values = numbers.values
     masks = {
         "missing": numbers.missing,
@@ -159,10 +168,10 @@ def _numbers(source: Source, piece: Sized, name: str, start: int) -> np.ndarray:
         "not finite": "is not finite",
         "rounded": "is a whole number that float64 rounds",
     }
-    for kind, bad in masks.items():
-        if bad is not None and bad.any():
-            row = start + int(bad.argmax())
-            raise RowError(row, source.place(piece, row, start), kind, problems[kind], name)
+    for fault, is_faulty in masks.items():
+        if is_faulty is not None and is_faulty.any():
+            row = start + int(is_faulty.argmax())
+            raise RowError(row, source.position(chunk, row, start), fault, problems[fault], name)
     return values.astype(np.float64)
 
 
@@ -180,16 +189,16 @@ class Queries:
         """Return the names of the columns."""
         return tuple(dict.fromkeys(self.columns.values()))
 
-    def check(self, source: Source, piece: Sized, start: int) -> None:
-        """Refuse a piece whose parameters are not those that the release was certified for."""
-        stop = start + len(piece)
+    def check(self, source: Source, chunk: Sized, start: int) -> None:
+        """Refuse a chunk whose parameters are not those that the release was certified for."""
+        stop = start + len(chunk)
         if stop > self.rows:
             raise ValueError(f"{source.path}: had {self.rows} rows when its parameters were read, and has more now")
         for parameter, name in self.columns.items():
-            if not np.array_equal(_numbers(source, piece, name, start), self.values[parameter][start:stop]):
+            if not np.array_equal(_numbers(source, chunk, name, start), self.values[parameter][start:stop]):
                 raise ValueError(f"{source.path}: column {name!r} has changed since its parameters were read")
 
-    def check_whole(self, source: Source, rows: int) -> None:
+    def check_row_count(self, source: Source, rows: int) -> None:
         """Refuse a file that lost rows since its parameters were read."""
         if rows != self.rows:
             raise ValueError(f"{source.path}: had {self.rows} rows when its parameters were read, and has {rows} now")
@@ -231,15 +240,17 @@ def build(
             raise click.UsageError(f"{flag(parameter)}: is in {column_option(parameter)}, too; give one of them")
     with _errors_of_rows(options):
         if queries.together is not None:
-            return _allocated(mechanism, options, queries, queries.together)
-        name, arguments = _chosen(mechanism or DEFAULT, options, queries)
-        made: Any = named(name).make({**arguments, **queries.values}, release=True)
-        if isinstance(made, Categorical) or getattr(made, "batch_shape", ()) != (queries.rows,):
+            return _allocate(mechanism, options, queries, queries.together)
+        name, arguments = _select_for_rows(mechanism or DEFAULT, options, queries)
+        mechanism_of_rows: Any = named(name).make({**arguments, **queries.values}, release=True)
+        if isinstance(mechanism_of_rows, Categorical) or getattr(mechanism_of_rows, "batch_shape", ()) != (
+            queries.rows,
+        ):
             raise click.UsageError(f"--mechanism: {name} has one set of parameters for all rows")
-        return name, exact_sampler(made), arguments
+        return name, exact_sampler(mechanism_of_rows), arguments
 
 
-def _chosen(name: str, options: Mapping[str, object], queries: Queries) -> tuple[str, dict[str, object]]:
+def _select_for_rows(name: str, options: Mapping[str, object], queries: Queries) -> tuple[str, dict[str, object]]:
     """Return the mechanism that a choice selects, which depends on the budget alone, and the options of all rows."""
     if name not in CHOICES:
         return name, dict(options)
@@ -261,7 +272,7 @@ def _errors_of_rows(options: Mapping[str, object]) -> Iterator[None]:
     except (click.UsageError, CertificateError):
         raise
     except (ValueError, TypeError) as error:
-        names = (text := text_of(error)).partition(":")[0].split(", ")
+        names = (text := error_text(error)).partition(":")[0].split(", ")
         if options.keys() >= set(names):
             raise click.UsageError(f"{', '.join(map(flag, names))}:{text.partition(':')[2]}") from error
         withheld = "a row's parameters are out of range, or its mechanism takes no columns"
@@ -269,7 +280,7 @@ def _errors_of_rows(options: Mapping[str, object]) -> Iterator[None]:
 
 
 @proven("filters#proof")
-def _allocated(
+def _allocate(
     mechanism: str | None, options: Mapping[str, object], queries: Queries, budget: EpsilonDelta
 ) -> tuple[str, ExactBatch, dict[str, Any]]:
     """Return additive noise whose tables together have the budget, of least weighted variance."""
@@ -330,19 +341,19 @@ def _noise(name: str, options: Mapping[str, object], budget: EpsilonDelta) -> An
         claim["delta"] = float(budget.delta)
     elif "delta" in constructor.required(release=True):
         raise click.UsageError(f"--together: {name} needs a delta; give EPS,DELTA")
-    made: Mechanism = constructor.make({**options, **claim}, release=True)
-    if not isinstance(made, Additive):
+    mechanism: Mechanism = constructor.make({**options, **claim}, release=True)
+    if not isinstance(mechanism, Additive):
         raise click.UsageError(f"--together: divides a budget among rows with additive noise; {name} is none")
-    return made.noise
+    return mechanism.noise
 
 
 def standard_deviations(certificate: BatchCertificate) -> np.ndarray | None:
     """Return the standard deviation of every row's noise; None of mechanisms that are not additive."""
     if not all(isinstance(table, AdditiveCertificate) for table in certificate.tables):
         return None
-    tables: list[Any] = [each.table for each in certificate.tables if isinstance(each, AdditiveCertificate)]
+    tables: list[Any] = [table.table for table in certificate.tables if isinstance(table, AdditiveCertificate)]
     in_cells = [float(table.variance / table.bin_width**2) ** 0.5 for table in tables]
-    return np.array(in_cells)[certificate.table_index] * RowGrids.of(certificate)[0].step
+    return np.array(in_cells)[certificate.table_index] * RowGrids.from_certificate(certificate)[0].step
 
 
 # What a verifier checks
@@ -358,27 +369,29 @@ class RowGrids:
     largest: np.ndarray  # the largest size of a report, which is rounded a few times; 0 for noise
 
     @classmethod
-    def of(cls, certificate: BatchCertificate) -> list[RowGrids]:
+    def from_certificate(cls, certificate: BatchCertificate) -> list[RowGrids]:
         """Return the grids of all rows: one, or two where tables are mixtures."""
-        parts = ("first", "second") if any(isinstance(t, MixtureCertificate) for t in certificate.tables) else ("",)
-        return [cls._of_part(certificate, part) for part in parts]
+        components = (
+            ("first", "second") if any(isinstance(t, MixtureCertificate) for t in certificate.tables) else ("",)
+        )
+        return [cls._from_component(certificate, component) for component in components]
 
     @classmethod
-    def _of_part(cls, certificate: BatchCertificate, part: str) -> RowGrids:
+    def _from_component(cls, certificate: BatchCertificate, component: str) -> RowGrids:
         columns = [np.empty(len(certificate.table_index)) for _ in range(4)]
         order = np.argsort(certificate.table_index, kind="stable")
         ends = np.flatnonzero(np.diff(certificate.table_index[order])) + 1
         for table, rows in zip(certificate.tables, np.split(order, ends), strict=True):
-            table = getattr(table, part) if isinstance(table, MixtureCertificate) else table
+            table = getattr(table, component) if isinstance(table, MixtureCertificate) else table
             claims = {name: values[rows] for name, values in certificate.claims.items()}
             if isinstance(table, AdditiveCertificate):
                 numbers: Any = 0.0, table.entry_grids(claims).bin_width, np.inf, 0.0
             elif isinstance(table, WindowCertificate | SquareWaveCertificate | RowCertificate):
-                numbers = _of_interval(table, claims)
+                numbers = _interval_grid(table, claims)
             else:
                 raise CertificateError(f"certificate: {type(table).__name__} is not of single values")
-            for column, each in zip(columns, numbers, strict=True):
-                column[rows] = each
+            for column, numbers_of_rows in zip(columns, numbers, strict=True):
+                column[rows] = numbers_of_rows
         return cls(*columns)
 
     def can_report(self, values: np.ndarray, start: int, slack: float) -> np.ndarray:
@@ -386,11 +399,15 @@ class RowGrids:
         lowest, step, steps, largest = (column[start : start + len(values)] for column in self._columns)
         numbers = values.astype(np.float64)
         with np.errstate(invalid="ignore"):  # infinities have no place
-            left = np.abs(np.fmod(numbers, step))  # The remainder of floats is exact.
-            is_multiple = np.minimum(left, step - left) <= slack
+            remainder = np.abs(np.fmod(numbers, step))  # The remainder of floats is exact.
+            is_multiple = np.minimum(remainder, step - remainder) <= slack
             rounding = (ROUNDINGS * float(np.finfo(values.dtype).eps) * largest + slack) / step
-            place, ends = (numbers - lowest) / step, np.maximum(0.5, rounding)
-            is_inside = (place > -ends) & (place < steps + ends) & (np.abs(place - np.rint(place)) <= rounding)
+            steps_from_lowest, ends = (numbers - lowest) / step, np.maximum(0.5, rounding)
+            is_inside = (
+                (steps_from_lowest > -ends)
+                & (steps_from_lowest < steps + ends)
+                & (np.abs(steps_from_lowest - np.rint(steps_from_lowest)) <= rounding)
+            )
             return np.where(np.isinf(steps), is_multiple, is_inside)
 
     def are_coarse(self, dtype: np.dtype, slack: float) -> bool:
@@ -415,31 +432,31 @@ class StatedQueries:
         text = f" at most, for each of {len(self.certificate.table_index)} rows ({names})"
         return text if self.together is None else f"{text}; all rows together: {self.together}"
 
-    def check(self, source: Source, piece: Sized, start: int) -> None:
-        """Refuse a piece of the output whose parameters are not the claims of its rows."""
+    def check(self, source: Source, chunk: Sized, start: int) -> None:
+        """Refuse a chunk of the output whose parameters are not the claims of its rows."""
         for parameter, name in self.columns.items():
-            values = _numbers(source, piece, name, start)
+            values = _numbers(source, chunk, name, start)
             if parameter in self.certificate.claims:
                 differs = values != self.certificate.claims[parameter][start : start + len(values)]
                 if differs.any():
-                    place = source.place(piece, start + int(differs.argmax()), start)
-                    raise CertificateError(f"column {name!r}: {place} is not the {parameter} of its certificate")
+                    position = source.position(chunk, start + int(differs.argmax()), start)
+                    raise CertificateError(f"column {name!r}: {position} is not the {parameter} of its certificate")
 
-    def rebuilt(self, form: Mapping[str, Any]) -> ExactBatch:
+    def rebuilt(self, column: Mapping[str, Any]) -> ExactBatch:
         """Return the exact sampler of the rows, made again from the mechanism's name, the options and the claims."""
         values = {name: self.certificate.claims[name] for name in self.columns}
         queries = Queries(self.columns, values, None, len(self.certificate.table_index))
-        return build(form["mechanism"], form["options"], queries)[1]
+        return build(column["mechanism"], column["options"], queries)[1]
 
 
 def stated_queries(release: Mapping[str, Any], certificate: Any) -> StatedQueries | None:
     """Return what a sidecar states about its rows, or None; a CertificateError if that cannot be, or is not so."""
-    is_batch, form = isinstance(certificate, BatchCertificate), release.get("queries")
-    if not is_batch and form is None:
+    is_batch, queries = isinstance(certificate, BatchCertificate), release.get("queries")
+    if not is_batch and queries is None:
         return None
-    if not is_batch or type(form) is not dict or form.keys() != {"columns", "together"}:
+    if not is_batch or type(queries) is not dict or queries.keys() != {"columns", "together"}:
         raise CertificateError("queries: are missing, or of a certificate that is not of a batch")
-    columns, amounts = form["columns"], form["together"]
+    columns, amounts = queries["columns"], queries["together"]
     if type(columns) is not dict or not all(p in PARAMETERS and type(name) is str for p, name in columns.items()):
         raise CertificateError(f"queries: columns: {brief(columns)} are not names by parameter")
     stated = release["values_per_row"], release["missing"], release.get("row_order"), len(release["columns"])
@@ -476,32 +493,35 @@ def _stated_budget(amounts: object) -> EpsilonDelta:
         raise CertificateError(f"queries: together: {brief(amounts)} is no budget") from error
 
 
-def is_same_batch(made: BatchCertificate, certificate: BatchCertificate) -> bool:
+def is_same_batch(rebuilt: BatchCertificate, certificate: BatchCertificate) -> bool:
     """Return whether two certificates are of the same rows: the same claims, and tables of the same size and ends."""
-    if len(made.tables) != len(certificate.tables) or made.claims.keys() != certificate.claims.keys():
+    if len(rebuilt.tables) != len(certificate.tables) or rebuilt.claims.keys() != certificate.claims.keys():
         return False
-    pairs = [(made.table_index, certificate.table_index), *((made.claims[n], v) for n, v in certificate.claims.items())]
+    pairs = [
+        (rebuilt.table_index, certificate.table_index),
+        *((rebuilt.claims[n], v) for n, v in certificate.claims.items()),
+    ]
     return all(np.array_equal(*pair) for pair in pairs) and all(
-        is_same(getattr(one, fact), getattr(other, fact))
-        for one, other in zip(made.tables, certificate.tables, strict=True)
+        is_same(getattr(first, fact), getattr(second, fact))
+        for first, second in zip(rebuilt.tables, certificate.tables, strict=True)
         for fact in ("worst_variance", "lowest", "highest")
     )
 
 
-def is_same(number: float | None, other: float | None) -> bool:
+def is_same(first: float | None, second: float | None) -> bool:
     """Return whether two numbers, or the lack of one, are of the same mechanism.
 
     On other machines the solver of default parameters may stop at others; two mechanisms differ by more.
     """
-    if number is None or other is None:
-        return number is other
-    return math.isclose(number, other, rel_tol=1e-6)
+    if first is None or second is None:
+        return first is second
+    return math.isclose(first, second, rel_tol=1e-6)
 
 
 ROUNDINGS = 4  # Reports are rounded to floats a few times: this many units in the last place of the largest.
 
 
-def _of_interval(certificate: Any, claims: Mapping[str, np.ndarray]) -> tuple[object, ...]:
+def _interval_grid(certificate: Any, claims: Mapping[str, np.ndarray]) -> tuple[object, ...]:
     """Return the grid of rows with intervals of their own: that of the table, moved from its interval to theirs."""
     table = certificate.table
     scale = (claims["upper"] - claims["lower"]) / (table.upper - table.lower)

@@ -20,11 +20,11 @@ import dpkernels
 from dpkernels.bounded_json import JsonObject, brief, parse_json, read_text
 from dpkernels.budgets.filters import EpsilonDelta, plus
 from dpkernels.cli.calendar import is_date_text
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Price
-from dpkernels.cli.perturb.output import own_sidecar
+from dpkernels.cli.perturb.output import matching_sidecar
 from dpkernels.cli.text import display_name
 from dpkernels.decimals import float_at_least, format_number, rational, shortest
 from dpkernels.estimation.released import confidence_interval
@@ -70,7 +70,7 @@ class StatedGuarantee:
 def guarantee(certificate: Any) -> StatedGuarantee:
     """Return the guarantee of a certificate of single reports; ValueError for one of vectors."""
     if isinstance(certificate, BatchCertificate):
-        return _of_rows(certificate)
+        return _batch_guarantee(certificate)
     if isinstance(certificate, NoiseCertificate):
         epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
         realised = certificate.realised_epsilon, delta, float_at_least(certificate.realised_delta)
@@ -78,23 +78,26 @@ def guarantee(certificate: Any) -> StatedGuarantee:
         limits = "; additive noise takes values up to 2^34 sensitivities from 0"
         return StatedGuarantee(epsilon, *realised, f"at most {shortest(D)} apart", claims, limits, is_local=False)
     if is_categorical(certificate):
-        near = f"any two of the {certificate.categories} {certificate.inputs}"
+        neighbouring = f"any two of the {certificate.categories} {certificate.inputs}"
         level = certificate.realised_epsilon
-        return StatedGuarantee(certificate.epsilon, level, 0.0, 0.0, near, {"epsilon": certificate.epsilon})
+        return StatedGuarantee(certificate.epsilon, level, 0.0, 0.0, neighbouring, {"epsilon": certificate.epsilon})
     if not isinstance(certificate, (WindowCertificate, SquareWaveCertificate, RowCertificate, MixtureCertificate)):
         raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
     table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table
     claims = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
     ends = f"in [{shortest(table.lower)}, {shortest(table.upper)}]"
-    near, sensitivity = f"any two {ends}", certificate.sensitivity if isinstance(certificate, RowCertificate) else None
+    neighbouring, sensitivity = (
+        f"any two {ends}",
+        certificate.sensitivity if isinstance(certificate, RowCertificate) else None,
+    )
     if sensitivity is not None:
         claims["sensitivity"] = sensitivity
-        near = f"at most {shortest(sensitivity)} apart, {ends}"
+        neighbouring = f"at most {shortest(sensitivity)} apart, {ends}"
     amounts = certificate.epsilon, certificate.realised_epsilon, 0.0, 0.0
-    return StatedGuarantee(*amounts, near, claims, is_local=sensitivity is None)
+    return StatedGuarantee(*amounts, neighbouring, claims, is_local=sensitivity is None)
 
 
-def _of_rows(certificate: BatchCertificate) -> StatedGuarantee:
+def _batch_guarantee(certificate: BatchCertificate) -> StatedGuarantee:
     """Return the largest guarantee of a row, of rows with a mechanism each."""
     tables = certificate.tables
     epsilon, delta = (float(claims.max()) for claims in (certificate.epsilon, certificate.delta))
@@ -103,23 +106,25 @@ def _of_rows(certificate: BatchCertificate) -> StatedGuarantee:
     # that of neighbours one cell apart.
     realised = epsilon if is_noise else max(float(table.realised_epsilon) for table in tables)  # type: ignore[attr-defined]
     realised_delta = max(float_at_least(getattr(table, "realised_delta", Fraction(0))) for table in tables)
-    near = "values at most the row's own sensitivity apart" if is_noise else "any two values in the row's own interval"
+    neighbouring = (
+        "values at most the row's own sensitivity apart" if is_noise else "any two values in the row's own interval"
+    )
     limits = "; additive noise takes values up to 2^34 sensitivities from 0" if is_noise else ""
-    return StatedGuarantee(epsilon, realised, delta, realised_delta, near, {}, limits, is_local=not is_noise)
+    return StatedGuarantee(epsilon, realised, delta, realised_delta, neighbouring, {}, limits, is_local=not is_noise)
 
 
-def of_a_row(columns: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
+def row_guarantee(columns: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
     """Return the guarantee of a row by basic composition over its values."""
     epsilon, delta = map(float_at_least, exact_totals(columns, values_per_row))
     realised_epsilon = _total([column.realised_epsilon for column in columns], values_per_row)
     realised_delta = _total([column.realised_delta for column in columns], values_per_row)
-    near = "any two values of a row (local DP, replace one row's values)"
+    neighbouring = "any two values of a row (local DP, replace one row's values)"
     if len(columns) == 1 and not columns[0].stated:  # Every row has a mechanism of its own.
-        near = columns[0].neighbouring
+        neighbouring = columns[0].neighbouring
     if any("sensitivity" in column.stated for column in columns):
-        near = "rows whose perturbed values are neighbouring in every column"
+        neighbouring = "rows whose perturbed values are neighbouring in every column"
     is_local = all(column.is_local for column in columns)
-    return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, near, {}, is_local=is_local)
+    return StatedGuarantee(epsilon, realised_epsilon, delta, realised_delta, neighbouring, {}, is_local=is_local)
 
 
 def _total(amounts: Sequence[float], values_per_row: int) -> float:
@@ -173,28 +178,28 @@ class Column:
             **({} if drawing is None else {"drawing": drawing}),
             **({} if self.date_origin is None else {"date_origin": self.date_origin.isoformat()}),
             **({"report_type": "float32"} if self.is_single else {}),
-            "certificate": certificate_form(self.sampler.certificate),
+            "certificate": certificate_document(self.sampler.certificate),
         }
 
 
-def certificate_form(certificate: Certificate) -> dict[str, object]:
+def certificate_document(certificate: Certificate) -> dict[str, object]:
     """Return a certificate's JSON form, in which the numbers of a batch's entries are packed."""
-    form = certificate.to_dict()
+    document = certificate.to_dict()
     if isinstance(certificate, BatchCertificate):
         claims = {name: pack_array(values) for name, values in certificate.claims.items()}
-        form |= {"table_of": pack_array(certificate.table_index), "claims": claims}
-    return form
+        document |= {"table_of": pack_array(certificate.table_index), "claims": claims}
+    return document
 
 
-def certificate_of(form: JsonObject) -> Certificate:
+def parse_certificate(document: JsonObject) -> Certificate:
     """Return the verified certificate of ``certificate_form``; a CertificateError says what it does not have."""
     try:
-        if form.get("kind") == BatchCertificate.kind:
-            claims = {name: unpack_array(packed).tolist() for name, packed in form["claims"].items()}
-            form = {**form, "table_of": unpack_array(form["table_of"]).tolist(), "claims": claims}
+        if document.get("kind") == BatchCertificate.kind:
+            claims = {name: unpack_array(packed).tolist() for name, packed in document["claims"].items()}
+            document = {**document, "table_of": unpack_array(document["table_of"]).tolist(), "claims": claims}
     except (KeyError, ValueError, AttributeError) as error:
-        raise CertificateError(f"payload: is not a certificate: {text_of(error)}") from error
-    return Certificate.from_dict(form)
+        raise CertificateError(f"payload: is not a certificate: {error_text(error)}") from error
+    return Certificate.from_dict(document)
 
 
 @dataclass(frozen=True)
@@ -217,8 +222,8 @@ class RowOptions:
         if self.missing == "drop":
             lines.append("rows with missing values are dropped: it is NOT protected that a row is not there")
         if self.decimals is not None:
-            places = f"{self.decimals} decimal{'s' * (self.decimals != 1)}"
-            lines.append(f"reports are rounded to {places}, which costs no privacy")
+            decimals = f"{self.decimals} decimal{'s' * (self.decimals != 1)}"
+            lines.append(f"reports are rounded to {decimals}, which costs no privacy")
         if not self.shuffle:
             advice = "--shuffle-rows prevents" if self.shuffleable else "shuffle the rows beforehand to prevent"
             lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice} this")
@@ -257,7 +262,7 @@ class ReleaseSpec:
     @cached_property
     def guarantee(self) -> StatedGuarantee:
         """Return the guarantee of a row."""
-        return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
+        return row_guarantee([column.guarantee for column in self.columns], self.values_per_row)
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON form of everything that decides about the reports of given values, but the key."""
@@ -289,11 +294,11 @@ class ReleaseSpec:
 
 @dataclass(frozen=True)
 class Release:
-    """A finished release; ``not_kept`` are parts of the input, besides the columns, that the output does not have."""
+    """A finished release."""
 
     spec: ReleaseSpec
     rows: int
-    not_kept: tuple[str, ...] = ()
+    lost_properties: tuple[str, ...] = ()  # of the input, besides its columns, that the output does not have
     ledger_charge: LedgerCharge | None = None
 
 
@@ -307,7 +312,7 @@ def parameters(mechanism: Mechanism) -> dict[str, float]:
     return {name: float(leaf) for name, leaf in named_leaves(mechanism) if np.ndim(leaf) == 0}
 
 
-def noise_of(mechanism: Mechanism) -> str:
+def describe_noise(mechanism: Mechanism) -> str:
     """Return the parameters of additive noise, or an empty string for other mechanisms."""
     named = {name.removeprefix("noise."): value for name, value in parameters(mechanism).items() if "noise." in name}
     return ", ".join(f"{name} {format_number(value, 9)}" for name, value in named.items())
@@ -340,7 +345,7 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
     spec, files = release.spec, [file.to_dict() for file in written]
     columns = [column.to_dict(spec.row_options.decimals) for column in spec.columns]
     certificates = {} if spec.full_certificate else short_certificates(columns)
-    form = {
+    document = {
         "format": FORMAT,
         **spec.guarantee.to_dict(),
         "rows": release.rows,
@@ -349,15 +354,15 @@ def to_json(release: Release, written: Sequence[WrittenFile]) -> str:
         "output": {**({"parts": files} if written[0].name else files[0]), "columns": list(spec.names)},
         "layout": spec.written.to_dict(),
         **spec.row_options.to_dict(),
-        "not_kept": release.not_kept,
+        "not_kept": release.lost_properties,
         **({} if spec.queries is None else {"queries": spec.queries.to_dict()}),
         "columns": columns,
         **certificates,
         "versions": versions(),
     }
     if release.ledger_charge is not None:
-        form["ledger"] = release.ledger_charge.to_dict()
-    return json.dumps(form) + "\n"
+        document["ledger"] = release.ledger_charge.to_dict()
+    return json.dumps(document) + "\n"
 
 
 def versions() -> dict[str, str]:
@@ -408,43 +413,43 @@ def read_sidecar(path: Path) -> tuple[JsonObject, bool]:
     target = path.with_name(path.name.removesuffix(".json"))
     try:
         text = read_text(path)
-        own_text = own_sidecar(target, text)
-        if own_text is not None:
-            return parse_sidecar(own_text), own_text != text
+        sidecar_text = matching_sidecar(target, text)
+        if sidecar_text is not None:
+            return parse_sidecar(sidecar_text), sidecar_text != text
     except ValueError as error:
-        raise CertificateError(f"{path}: is not the sidecar of a release; {text_of(error)}") from error
+        raise CertificateError(f"{path}: is not the sidecar of a release; {error_text(error)}") from error
     raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
 
 
 def parse_sidecar(text: str) -> JsonObject:
     """Return the JSON of a sidecar; ValueError if it is not shaped as one."""
-    form = parse_json(text)
-    if type(form) is dict and type(form.get("format")) is int and form["format"] not in _READ:
-        raise ValueError(f"format {brief(form['format'])}; this version reads formats {_READ[0]} to {FORMAT}")
-    _check("", form, _FIELDS)
-    if form["format"] == FORMAT:
-        form = full_certificates(form)
-    for number, column in enumerate(form["columns"]):
+    release = parse_json(text)
+    if type(release) is dict and type(release.get("format")) is int and release["format"] not in _READ:
+        raise ValueError(f"format {brief(release['format'])}; this version reads formats {_READ[0]} to {FORMAT}")
+    _check("", release, _FIELDS)
+    if release["format"] == FORMAT:
+        release = full_certificates(release)
+    for number, column in enumerate(release["columns"]):
         _check(f"columns[{number}].", column, _COLUMN)
-    names = [column["column"] for column in form["columns"]]
+    names = [column["column"] for column in release["columns"]]
     if len(set(names)) < len(names):
         raise ValueError(f"columns: one of {brief(names)} is there twice")
     if None in names and len(names) > 1:
         raise ValueError("columns: an array must be the only column")
-    output = form["output"]
+    output = release["output"]
     _check("output.", output, _PARTS if "parts" in output else _OUTPUT)
     for number, entry in enumerate(output.get("parts", ())):
         _check(f"output.parts[{number}].", entry, _PART)
-    return form
+    return release
 
 
-def _check(where: str, form: object, fields: dict[str, Rule]) -> None:
-    if type(form) is not dict:
-        raise ValueError(f"{where.removesuffix('.') or 'JSON'}: {brief(form)} must be an object")
+def _check(where: str, document: object, fields: dict[str, Rule]) -> None:
+    if type(document) is not dict:
+        raise ValueError(f"{where.removesuffix('.') or 'JSON'}: {brief(document)} must be an object")
     for name, (words, is_right) in fields.items():
         key = name.removesuffix("?")
-        if key not in form:
+        if key not in document:
             if key == name:
                 raise ValueError(f"{where}{key}: is missing; it must be {words}")
-        elif not is_right(form[key]):
-            raise ValueError(f"{where}{key}: {brief(form[key])} must be {words}")
+        elif not is_right(document[key]):
+            raise ValueError(f"{where}{key}: {brief(document[key])} must be {words}")

@@ -19,8 +19,8 @@ from dpkernels.cli.perturb.sidecar import (
     Column,
     Release,
     ReleaseSpec,
+    describe_noise,
     interval,
-    noise_of,
     parameters,
     title,
 )
@@ -41,26 +41,28 @@ _WORDS = "neighbours: true values that are hard to tell apart by the released on
 # Names of mechanisms that do not say what they do.
 _MEANINGS = {"hybrid": "each value is perturbed by piecewise or by duchi, chosen at random"}
 
-Places = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
+Paths = tuple[Path | str, Path | str] | None  # of output and certificates; None for a check
 
 
-def summary_lines(release: Release, places: Places, left: str = "") -> list[str]:
+def summary_lines(release: Release, paths: Paths, remaining_budget: str = "") -> list[str]:
     """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
     spec = release.spec
     total, columns = spec.guarantee, spec.columns
-    shown = ["epsilon", "delta"] if total.delta else ["epsilon"]
-    cells = [["column", "mechanism", *shown, "neighbours"]]
+    amount_names = ["epsilon", "delta"] if total.delta else ["epsilon"]
+    cells = [["column", "mechanism", *amount_names, "neighbours"]]
     for column in columns:
-        amounts = [shortest(getattr(column.guarantee, name)) for name in shown]
+        amounts = [shortest(getattr(column.guarantee, name)) for name in amount_names]
         cells.append([title(column.name), column.mechanism, *amounts, column.guarantee.neighbouring])
     lines = aligned(cells)
     lines += [f"{title(column.name)}: {words}" for column in columns if (words := _dates(column))]
     # The parameters of noise are shown because they may have been calibrated.
-    noise = {title(column.name): noise_of(column.sampler.mechanism) for column in columns}
+    noise = {title(column.name): describe_noise(column.sampler.mechanism) for column in columns}
     lines += [f"{name}: noise with {parameters}" for name, parameters in noise.items() if parameters]
     budget = shortest(total.epsilon) + (f", delta {shortest(total.delta)}" if total.delta else "")
     lines += [f"total epsilon a row: {budget}{_neighbouring_rows(spec)}", _WORDS]
-    lines += [f"{name}: {words}" for name, words in _MEANINGS.items() if name in {one.mechanism for one in columns}]
+    lines += [
+        f"{name}: {words}" for name, words in _MEANINGS.items() if name in {column.mechanism for column in columns}
+    ]
     together = None if spec.queries is None else spec.queries.together
     if together is not None:
         lines.append(_belief(float(together.epsilon), float(together.delta), False, "columns"))
@@ -72,12 +74,12 @@ def summary_lines(release: Release, places: Places, left: str = "") -> list[str]
     if spec.copied:
         lines.append(f"copied as they are, NOT protected: {listed(spec.copied)}")
     lines += notices(spec)
-    if release.not_kept:
-        lines.append(f"not kept of the file: {'; '.join(release.not_kept)}")
+    if release.lost_properties:
+        lines.append(f"not kept of the file: {'; '.join(release.lost_properties)}")
     rows = f"{format_number(release.rows, 15)} row{'s' * (release.rows != 1)}"
-    if places is not None:
-        return [*lines, f"{rows} in {places[0]}, certificates in {places[1]}"]
-    return [*lines, *filter(None, [left]), f"{rows} can be released; nothing was charged or written"]
+    if paths is not None:
+        return [*lines, f"{rows} in {paths[0]}, certificates in {paths[1]}"]
+    return [*lines, *filter(None, [remaining_budget]), f"{rows} can be released; nothing was charged or written"]
 
 
 def _dates(column: Column) -> str:
@@ -90,7 +92,7 @@ def _dates(column: Column) -> str:
     return f"reports are days since {origin}{ends}; times of day are left out"
 
 
-def warn_of(release: Release) -> None:
+def warn_about(release: Release) -> None:
     """Warn of a guarantee that says nothing; no option hides this."""
     if release.spec.guarantee.delta >= 1:
         warn("a total delta of 1 or more guarantees nothing")
@@ -110,17 +112,17 @@ def _belief(epsilon: float, delta: float, is_local: bool, inputs: str = "rows") 
     Total variation is at most (e^eps - 1 + 2 delta)/(e^eps + 1). Where only inputs near each other are neighbours, or
     with a delta, no belief is bounded: all that is limited is a guess between two neighbours.
     """
-    share = 100 * (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * (1 + 1e-15)
-    right = f"{_rounded_up(min(share, 100))} %"
+    percent = 100 * (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)) * (1 + 1e-15)
+    bound = f"{_rounded_up(min(percent, 100))} %"
     if is_local and not delta:
-        return f"if somebody is 50 % sure of a row's values, the released ones make them at most {right} sure"
+        return f"if somebody is 50 % sure of a row's values, the released ones make them at most {bound} sure"
     guess = f"a guess which of two neighbouring {inputs} is the true one, if both are equally likely,"
-    return f"{guess} is right in at most {right}"
+    return f"{guess} is right in at most {bound}"
 
 
-def summary_dict(release: Release, places: Places) -> dict[str, object]:
+def summary_dict(release: Release, paths: Paths) -> dict[str, object]:
     """Return the same for programs."""
-    target, sidecar = (None, None) if places is None else map(str, places)
+    target, sidecar = (None, None) if paths is None else map(str, paths)
     spec = release.spec
     return {
         "output": target,
@@ -135,7 +137,7 @@ def summary_dict(release: Release, places: Places) -> dict[str, object]:
         ],
         "copied": list(spec.copied),
         **spec.row_options.to_dict(),
-        "not_kept": list(release.not_kept),
+        "not_kept": list(release.lost_properties),
         "notices": advice(release) + notices(spec),
         **({} if spec.queries is None else {"queries": spec.queries.to_dict()}),
         "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
@@ -156,8 +158,10 @@ def advice(release: Release) -> list[str]:
         if release.spec.queries is not None:
             lines += [f"{name}: {text}" for text in release.spec.queries.advice(column.sampler)]
         elif (half_widths := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
-            inside = f"[released - {_rounded_up(half_widths['below'])}, released + {_rounded_up(half_widths['above'])}]"
-            lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {inside}")
+            interval_text = (
+                f"[released - {_rounded_up(half_widths['below'])}, released + {_rounded_up(half_widths['above'])}]"
+            )
+            lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {interval_text}")
             # With a ledger, the user has said whom the rows are about, and the charge is printed.
             lines += [f"{name}: {_composition(column, values)}"] if values > 1 and release.spec.rows is None else []
         elif "sensitivity" not in column.guarantee.stated:

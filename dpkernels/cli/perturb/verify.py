@@ -25,8 +25,8 @@ from dpkernels.bounded_json import JsonObject, brief, integer
 from dpkernels.budgets.filters import composed_claims, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.categories import describe
-from dpkernels.cli.errors import text_of
-from dpkernels.cli.files.categories import is_categorical, reports_of
+from dpkernels.cli.errors import error_text
+from dpkernels.cli.files.categories import is_categorical, parse_reports
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
@@ -37,14 +37,14 @@ from dpkernels.cli.perturb.sidecar import (
     MAX_DECIMALS,
     RowOptions,
     StatedGuarantee,
-    certificate_of,
+    describe_noise,
     exact_totals,
     guarantee,
     interval,
-    noise_of,
-    of_a_row,
     parameters,
+    parse_certificate,
     read_sidecar,
+    row_guarantee,
     title,
     versions,
 )
@@ -74,14 +74,14 @@ def can_report(certificate: Certificate, values: np.ndarray, slack: float = 0.0)
     with np.errstate(invalid="ignore"):  # infinities have no place
         if isinstance(certificate, NoiseCertificate):  # multiples of the bin; the remainder of floats is exact
             width = float(certificate.table.bin_width)
-            left = np.abs(np.fmod(values.astype(np.float64), width))
-            return np.minimum(left, width - left) <= slack
+            remainder = np.abs(np.fmod(values.astype(np.float64), width))
+            return np.minimum(remainder, width - remainder) <= slack
         lowest, highest, step = _grid(certificate)
         rounding = _rounding_in_steps(certificate, values.dtype, slack)
-        place = (values.astype(np.float64) - lowest) / step
+        steps_from_lowest = (values.astype(np.float64) - lowest) / step
         ends = max(0.5, rounding)
-        inside = (place > -ends) & (place < (highest - lowest) / step + ends)
-        return inside & (np.abs(place - np.rint(place)) <= rounding)
+        is_inside = (steps_from_lowest > -ends) & (steps_from_lowest < (highest - lowest) / step + ends)
+        return is_inside & (np.abs(steps_from_lowest - np.rint(steps_from_lowest)) <= rounding)
 
 
 def _rounding_in_steps(certificate: Certificate, dtype: np.dtype, slack: float) -> float:
@@ -103,7 +103,7 @@ def _grid(certificate: Any) -> tuple[float, float, float]:
 class VerifiedColumn:
     """A column of a sidecar, verified: its JSON, its certificate and the guarantee of that."""
 
-    form: JsonObject
+    record: JsonObject
     certificate: Any
     guarantee: StatedGuarantee
     rebuilt: bool  # whether the mechanism, made again from its name and options, has this table
@@ -111,38 +111,38 @@ class VerifiedColumn:
 
     def declared(self) -> list[str]:
         """Return what is stated about the meaning of reports: with another meaning they would be the same."""
-        form, options, lines = self.form, self.form["options"], []
+        record, options, lines = self.record, self.record["options"], []
         if is_categorical(self.certificate) and isinstance(options.get("categories"), list | tuple):
-            if (mechanism := _rebuilt(form).mechanism).kind != "category":
+            if (mechanism := _rebuilt(record).mechanism).kind != "category":
                 lines.append(f"is about {describe(mechanism)}, in this order")
         elif is_categorical(self.certificate) and "alphabet" in options:
             lines.append(f"is about texts of the characters {options['alphabet']!r}, in this order")
-        if "date_origin" in form:
-            lines.append(f"counts days since {form['date_origin']}")
-        if "drawing" in form:
-            lines.append(f"has reports of drawing {form['drawing']}")
-        return [f"declared, not verified: {title(form['column'])} {line}" for line in lines]
+        if "date_origin" in record:
+            lines.append(f"counts days since {record['date_origin']}")
+        if "drawing" in record:
+            lines.append(f"has reports of drawing {record['drawing']}")
+        return [f"declared, not verified: {title(record['column'])} {line}" for line in lines]
 
     def __str__(self) -> str:
         delta = f", delta {shortest(self.guarantee.delta)}" if self.guarantee.delta else ""
         if self.queries is not None:
             delta += f"{self.queries}"
-        name = display_name(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
+        name = display_name(self.record["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
         claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbours: {self.guarantee.neighbouring}"
-        return f"ok: {title(self.form['column'])}, mechanism {name}, {claim}"
+        return f"ok: {title(self.record['column'])}, mechanism {name}, {claim}"
 
 
-def _outputs(form: JsonObject, path: Path) -> list[tuple[Path, JsonObject]]:
-    written = form["output"]
+def _outputs(release: JsonObject, path: Path) -> list[tuple[Path, JsonObject]]:
+    written = release["output"]
     if "parts" not in written:
-        return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
+        return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": release["rows"]})]
     for name, count in Counter(entry["name"] for entry in written["parts"]).items():
         if Path(name).name != name:
             raise CertificateError(f"output: {name!r} is not the name of a file beside the sidecar")
         if count > 1:
             raise CertificateError(f"output: {name!r} is named twice; every row is released once")
     rows = sum(integer("rows", entry["rows"]) for entry in written["parts"])
-    _check_same("rows", form["rows"], rows, "its files have")
+    _check_same("rows", release["rows"], rows, "its files have")
     return [(path.with_name(entry["name"]), {**entry, "columns": written["columns"]}) for entry in written["parts"]]
 
 
@@ -164,17 +164,17 @@ def _check_same(word: str, stated: object, actual: object, where: str = "its col
 
 
 def _verified_output(
-    form: JsonObject, columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
+    release: JsonObject, columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
 ) -> str:
     """Check all files of a release, and return a sentence about the result.
 
     An error names all files that differ from the sidecar, that are missing, or that the sidecar does not name.
     """
-    if "parts" not in form["output"] and not files[0][0].is_file():
+    if "parts" not in release["output"] and not files[0][0].is_file():
         return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
     coarse = set[str]()
     problems = list[str]()
-    if "parts" in form["output"]:
+    if "parts" in release["output"]:
         present, named = {file.name for file in path.parent.iterdir()}, {target.name for target, _ in files}
         problems += [f"{path.with_name(name)}: is not there" for name in sorted(named - present)]
         problems += [f"{file}: is not a file" for file, _ in files if file.name in present and not file.is_file()]
@@ -184,91 +184,91 @@ def _verified_output(
         if not target.is_file():
             continue  # one of the problems
         try:
-            coarse |= _check_file(form, columns, target, written)
+            coarse |= _check_file(release, columns, target, written)
         except CertificateError as error:
-            problems.append(text_of(error))
+            problems.append(error_text(error))
     if problems:
         more = [f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else []
         raise CertificateError("; ".join([*problems[:_MAX_PROBLEMS], *more]))
     result = "every perturbed value is one that its mechanism can release"
     if coarse:
         result = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to distinguish from other numbers"
-    place = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
-    return f"ok: {place}, {form['rows']} rows; SHA-256 is right; {result}"
+    files_text = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
+    return f"ok: {files_text}, {release['rows']} rows; SHA-256 is right; {result}"
 
 
 def _check_file(
-    form: JsonObject, columns: list[VerifiedColumn], target: Path, written: Mapping[str, object]
+    release: JsonObject, columns: list[VerifiedColumn], target: Path, written: Mapping[str, object]
 ) -> set[str]:
     """Check a file; return the columns whose reports are too coarse to distinguish from other numbers."""
     _check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
     _check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
     try:
-        source = open_source(target, Layout.from_dict(form["layout"]))
+        source = open_source(target, Layout.from_dict(release["layout"]))
         names = list(source.names)
         _check_same("output: columns", written["columns"], names, f"{target} has")
-        _check_same("values_per_row", form["values_per_row"], source.values_per_row, f"{target} has")
-        for name in (column.form["column"] for column in columns):
+        _check_same("values_per_row", release["values_per_row"], source.values_per_row, f"{target} has")
+        for name in (column.record["column"] for column in columns):
             if (name is not None or names) and names.count(name) != 1:
                 raise CertificateError(f"column {title(name)}: {target} has {names.count(name)} columns of this name")
-        rows, coarse = _check_reports(form, columns, source)
+        rows, coarse = _check_reports(release, columns, source)
         _check_same("rows", written["rows"], rows, f"{target} has")
     except (click.UsageError, ValueError) as error:
-        raise CertificateError(f"{target}: {text_of(error)}") from error
+        raise CertificateError(f"{target}: {error_text(error)}") from error
     return coarse
 
 
-def _check_reports(form: JsonObject, columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
-    decimals = form["decimals"]
+def _check_reports(release: JsonObject, columns: list[VerifiedColumn], source: Source) -> tuple[int, set[str]]:
+    decimals = release["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MAX_DECIMALS:
         raise CertificateError(f"decimals: {decimals} must be from 0 to {MAX_DECIMALS}")
     row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
     start, coarse = 0, set[str]()
-    names = [column.form["column"] for column in columns]
+    names = [column.record["column"] for column in columns]
     names += [name for column in columns if column.queries for name in column.queries.columns.values()]
-    grids = {id(column): RowGrids.of(column.certificate) for column in columns if column.queries}
-    for piece in source.pieces(list(dict.fromkeys(names))):
+    grids = {id(column): RowGrids.from_certificate(column.certificate) for column in columns if column.queries}
+    for chunk in source.chunks(list(dict.fromkeys(names))):
         for column in columns:
-            name = column.form["column"]
+            name = column.record["column"]
             if column.queries is not None:
-                column.queries.check(source, piece, start)
+                column.queries.check(source, chunk, start)
             if is_categorical(column.certificate):
-                _check_categories(form, column, source, piece, start)
+                _check_categories(release, column, source, chunk, start)
                 continue
-            numbers = source.numbers(piece, name, start)
+            numbers = source.numbers(chunk, name, start)
             values = numbers.values
-            if column.form.get("report_type") == "float32":  # in a text file
+            if column.record.get("report_type") == "float32":  # in a text file
                 with np.errstate(over="ignore"):
                     values = values.astype(np.float32)
             if column.queries is None:
-                good = can_report(column.certificate, values, slack)
+                is_report = can_report(column.certificate, values, slack)
             else:
-                good = np.any([g.can_report(values, start, slack) for g in grids[id(column)]], axis=0)
-            good &= (values == numbers.values) & (row_options.rounded(values) == values)
+                is_report = np.any([g.can_report(values, start, slack) for g in grids[id(column)]], axis=0)
+            is_report &= (values == numbers.values) & (row_options.rounded(values) == values)
             if numbers.missing is not None:
-                good = np.where(numbers.missing, form["missing"] == "keep", good)
-            if not good.all():
-                where = source.place(piece, start + int(good.argmin()), start)
-                raise CertificateError(f"column {title(name)}: {where} is no report of its table")
+                is_report = np.where(numbers.missing, release["missing"] == "keep", is_report)
+            if not is_report.all():
+                position = source.position(chunk, start + int(is_report.argmin()), start)
+                raise CertificateError(f"column {title(name)}: {position} is no report of its table")
             if column.queries is None:
                 is_coarse = _rounding_in_steps(column.certificate, values.dtype, slack) >= 0.5
             else:
                 is_coarse = any(g.are_coarse(values.dtype, slack) for g in grids[id(column)])
             if is_coarse:
                 coarse.add(title(name))
-        start += len(piece)
+        start += len(chunk)
     return start // source.values_per_row, coarse
 
 
 def _check_categories(
-    form: Mapping[str, object], column: VerifiedColumn, source: Source, piece: Sized, start: int
+    release: Mapping[str, object], column: VerifiedColumn, source: Source, chunk: Sized, start: int
 ) -> None:
-    mechanism = _rebuilt(column.form).mechanism
-    _, good, missing = reports_of(source.labels(piece, column.form["column"]), mechanism, source.markers)
-    good = np.where(missing, form["missing"] == "keep", good)
-    if not good.all():
-        where = source.place(piece, start + int(good.argmin()), start)
-        raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its mechanism")
+    mechanism = _rebuilt(column.record).mechanism
+    _, is_report, missing = parse_reports(source.labels(chunk, column.record["column"]), mechanism, source.markers)
+    is_report = np.where(missing, release["missing"] == "keep", is_report)
+    if not is_report.all():
+        position = source.position(chunk, start + int(is_report.argmin()), start)
+        raise CertificateError(f"column {title(column.record['column'])}: {position} is no report of its mechanism")
 
 
 _STATUSES = ("ok", "declared, not verified", "not verified")
@@ -283,7 +283,7 @@ class Findings:
     problem: str
 
     @classmethod
-    def of(cls, path: Path) -> Findings:
+    def from_sidecar(cls, path: Path) -> Findings:
         """Verify a release by its sidecar; see ``verify``."""
         return cls(path, *verify(path))
 
@@ -309,33 +309,33 @@ def verify(path: Path) -> tuple[list[str], str]:
     That reason is empty if the output is there. A CertificateError says that a table does not have its guarantee, or
     that the file is no sidecar, or claims anything that is not so.
     """
-    form, was_killed = read_sidecar(path)
+    release, was_killed = read_sidecar(path)
     target = path.with_name(path.name.removesuffix(".json"))
     killed = f"a run that was to replace {target} was killed: this is the release that is there"
     try:
-        columns = [_column(column, form) for column in form["columns"]]
+        columns = [_column(column, release) for column in release["columns"]]
         for word in ("rows", "values_per_row"):
-            if not (type(form[word]) is int and form[word] >= 1):
-                raise CertificateError(f"{word}: {brief(form[word])} is not a positive whole number")
-        _check_totals(form, columns)
-        delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
-        total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbours: {form['neighbouring']}"
-        files = _outputs(form, path)
+            if not (type(release[word]) is int and release[word] >= 1):
+                raise CertificateError(f"{word}: {brief(release[word])} is not a positive whole number")
+        _check_totals(release, columns)
+        delta = f", delta {shortest(release['delta'])}" if release["delta"] else ""
+        total_line = f"total epsilon a row {shortest(release['epsilon'])}{delta}; neighbours: {release['neighbouring']}"
+        files = _outputs(release, path)
         if all(file.is_file() for file, _ in files):
             total_line = f"ok: {total_line}"
         else:
-            count = form["values_per_row"]
+            count = release["values_per_row"]
             values = f"{count} value{'s' * (count != 1)} a row in each column"
             total_line = f"declared, not verified: {values}; {total_line}"
-        output_line = _verified_output(form, columns, files, path)
+        output_line = _verified_output(release, columns, files, path)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise CertificateError(f"{path}: is not the sidecar of a release") from error
     except CertificateError:
         raise
     except ValueError as error:
-        raise CertificateError(f"{path}: {text_of(error)}") from error
-    others = [_declared(name, value) for name, value in form.items() if name not in _VERIFIED]
-    declared = [f"declared, not verified: {line}" for line in others]
+        raise CertificateError(f"{path}: {error_text(error)}") from error
+    other_fields = [_declared(name, value) for name, value in release.items() if name not in _VERIFIED]
+    declared = [f"declared, not verified: {line}" for line in other_fields]
     declared = [line for column in columns for line in column.declared()] + declared
     lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
@@ -362,43 +362,43 @@ def _declared(name: str, value: object) -> str:
     return f"{display_name(name)} {text}" + (f": {meaning}" if meaning else "")
 
 
-def _column(form: JsonObject, release: JsonObject) -> VerifiedColumn:
+def _column(record: JsonObject, release: JsonObject) -> VerifiedColumn:
     try:
-        certificate: Any = certificate_of(form["certificate"])
+        certificate: Any = parse_certificate(record["certificate"])
         queries = stated_queries(release, certificate)
         claims = guarantee(certificate)
         for word, claim in claims.stated.items():  # beside the certificate, in both parts of a mixture
-            own_names = (word, f"first.{word}", f"second.{word}")
-            claimed = {value for name, value in form["parameters"].items() if name in own_names}
+            names = (word, f"first.{word}", f"second.{word}")
+            claimed = {value for name, value in record["parameters"].items() if name in names}
             if claimed != {claim} or not all(type(value) is float for value in claimed):
                 raise CertificateError(f"{word}: the parameters say {_stated(claimed)}, the tables {claim}")
-        _check_same("neighbouring", form["neighbouring"], claims.neighbouring)
-        if "interval" in form:
-            _check_same("interval", form["interval"], interval(certificate, release["decimals"]))
+        _check_same("neighbouring", record["neighbouring"], claims.neighbouring)
+        if "interval" in record:
+            _check_same("interval", record["interval"], interval(certificate, release["decimals"]))
         # How a budget was divided is declared; that the tables of all rows have it together is verified.
         is_divided = queries is not None and queries.together is not None
-        differs = "" if is_divided else _difference(form, certificate, queries)
+        differs = "" if is_divided else _difference(record, certificate, queries)
         # Another version may make another table of numbers.
         if differs and (release["versions"] == versions() or is_categorical(certificate)):
-            raise CertificateError(f"mechanism: {brief(form['mechanism'])}{differs}")
-        return VerifiedColumn(form, certificate, claims, not (differs or is_divided), queries)
+            raise CertificateError(f"mechanism: {brief(record['mechanism'])}{differs}")
+        return VerifiedColumn(record, certificate, claims, not (differs or is_divided), queries)
     except CertificateError as error:
-        raise CertificateError(f"column {title(form['column'])}: {text_of(error)}") from error
+        raise CertificateError(f"column {title(record['column'])}: {error_text(error)}") from error
 
 
-def _rebuilt(form: JsonObject) -> ExactSampler:
+def _rebuilt(record: JsonObject) -> ExactSampler:
     """Return the exact sampler of a column's mechanism, made again from its name and options."""
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in form["options"].items()}
-    return build_exact_sampler(form["mechanism"], options)[1]
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in record["options"].items()}
+    return build_exact_sampler(record["mechanism"], options)[1]
 
 
-def _difference(form: JsonObject, certificate: Any, queries: StatedQueries | None) -> str:
+def _difference(record: JsonObject, certificate: Any, queries: StatedQueries | None) -> str:
     """Return how the mechanism, made again from its name and options, differs; empty if it does not."""
     try:
-        sampler = _rebuilt(form) if queries is None else queries.rebuilt(form)
+        sampler = _rebuilt(record) if queries is None else queries.rebuilt(record)
     except (click.UsageError, CertificateError) as error:
-        return f" cannot be made: {text_of(error)}"
-    recorded, remade = form["parameters"], parameters(sampler.mechanism)
+        return f" cannot be made: {error_text(error)}"
+    recorded, remade = record["parameters"], parameters(sampler.mechanism)
     if recorded.keys() != remade.keys() or not all(is_same(recorded[name], remade[name]) for name in remade):
         return f" has the parameters {remade}, not {_shortened(str(recorded))}"
     if not isinstance(sampler.certificate, type(certificate)):
@@ -413,26 +413,26 @@ def _difference(form: JsonObject, certificate: Any, queries: StatedQueries | Non
     return ""
 
 
-def _check_totals(form: JsonObject, columns: list[VerifiedColumn]) -> None:
+def _check_totals(release: JsonObject, columns: list[VerifiedColumn]) -> None:
     """Refuse totals, or a charge of them, that differ from those of the columns."""
-    total = of_a_row([column.guarantee for column in columns], form["values_per_row"])
+    total = row_guarantee([column.guarantee for column in columns], release["values_per_row"])
     for word in ("epsilon", "delta", "neighbouring"):
-        _check_same(word, form[word], getattr(total, word))
+        _check_same(word, release[word], getattr(total, word))
     for word in ("realised_epsilon", "realised_delta"):
         realised = getattr(total, word)
-        if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
-            raise CertificateError(f"{word}: the file says {brief(form[word])}, its columns {realised}")
-    if "ledger" in form:
-        _check_charge(form, columns)
+        if type(release[word]) is not float or not math.isclose(realised, release[word], rel_tol=1e-12):
+            raise CertificateError(f"{word}: the file says {brief(release[word])}, its columns {realised}")
+    if "ledger" in release:
+        _check_charge(release, columns)
 
 
-def _check_charge(form: JsonObject, columns: list[VerifiedColumn]) -> None:
+def _check_charge(release: JsonObject, columns: list[VerifiedColumn]) -> None:
     """Refuse a charge that is not that of the rows which the sidecar says were charged together."""
-    charge, values = form["ledger"], form["values_per_row"]
+    charge, values = release["ledger"], release["values_per_row"]
     queries = columns[0].queries
     if queries is not None and queries.together is not None:
         _check_same("ledger: rows", charge["rows"], SAME_PEOPLE)
-        _check_same("ledger: charged_rows", charge["charged_rows"], form["rows"])
+        _check_same("ledger: charged_rows", charge["charged_rows"], release["rows"])
         for word, amount in zip(("epsilon", "delta"), queries.together, strict=True):
             _check_same(f"ledger: {word}", charge[word], format_amount(amount))
         return
@@ -450,8 +450,8 @@ def _check_charge(form: JsonObject, columns: list[VerifiedColumn]) -> None:
     from accountants.charges import repeated_bound
 
     count = integer("ledger: charged_rows", charge["charged_rows"])
-    if count < form["rows"] or (count > form["rows"] and form["missing"] != "drop"):
-        raise CertificateError(f"ledger: charged_rows: the file says {count}, and that it has {form['rows']} rows")
+    if count < release["rows"] or (count > release["rows"] and release["missing"] != "drop"):
+        raise CertificateError(f"ledger: charged_rows: the file says {count}, and that it has {release['rows']} rows")
     if queries is not None:
         claims, values = composed_claims(columns[0].certificate.epsilon, columns[0].certificate.delta), 1
         bounds, count = repeated_bound(columns[0].certificate, 1), 1
@@ -487,5 +487,5 @@ class MechanismCertificate:
         if is_categorical(self.sampler.certificate):
             return f"mechanism           {self.name}\n{self.sampler.certificate}"
         cost = f"{100 * self.sampler.variance_cost:+.4g} % in worst-case variance, against the ideal density"
-        name = ", ".join(filter(None, (self.name, noise_of(self.sampler.mechanism))))
+        name = ", ".join(filter(None, (self.name, describe_noise(self.sampler.mechanism))))
         return f"mechanism           {name}\n{self.sampler.certificate}\ncost                {cost}"

@@ -599,7 +599,7 @@ def test_the_charge_comes_before_the_data(run: Run, monkeypatch: pytest.MonkeyPa
         counts.append(len(Ledger("people.ledger").state().entries))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpkernels.cli.files.arrays.ArrayFile.pieces", fail)
+    monkeypatch.setattr("dpkernels.cli.files.arrays.ArrayFile.chunks", fail)
     done = run("perturb", "in.npy", "out.npy", *AGE, *LEDGER, "--budget", "2")
     assert_refused(done, 1, "interrupted (charge 1 of epsilon 1, delta 0 in people.ledger is voided")
     assert counts == [1]

@@ -27,7 +27,7 @@ from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta
 from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
 from dpkernels.cli.files.delimited import DelimitedFile
-from dpkernels.cli.files.places import Place
+from dpkernels.cli.files.locations import Location
 from dpkernels.cli.perturb.output import Output
 
 run = pytest.fixture(command, name="run")
@@ -237,7 +237,7 @@ def interrupted(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.pieces", "perturb.plan.in_chunks"])
+@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.chunks", "perturb.plan.in_chunks"])
 def test_an_interrupted_run_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     monkeypatch.setattr(f"dpkernels.cli.{where}", interrupted)
@@ -334,7 +334,7 @@ def test_nobody_but_the_user_may_read_an_output_that_can_still_be_withdrawn(
             modes.extend(path.stat().st_mode & 0o777 for path in Path().glob(".dpkernels-*.part"))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpkernels.cli.perturb.output.stop_if_asked", at_the_end)
+    monkeypatch.setattr("dpkernels.cli.perturb.output.raise_if_interrupted", at_the_end)
     assert_refused(run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET), 1, f"interrupted {VOIDED}")
     assert modes == [0o600] * 3
 
@@ -395,7 +395,7 @@ def test_a_dataset_whose_parts_were_visible_in_a_store_keeps_the_charge(
 ) -> None:
     spoiled(Path("in"))
     Path("out").mkdir()
-    store = StoreFolder(Place.of("out"))
+    store = StoreFolder(Location.parse("out"))
     monkeypatch.setattr("dpkernels.cli.dataset.perturb.folder", lambda *_: store)
     why = f"{STAYS}part of the release may already have been read)"
     assert_refused(run("perturb", "in", "out", *AGE, *BUDGET), 1, "2.npy: row 9 is 121", why)

@@ -136,7 +136,7 @@ def test_the_curve_is_the_profile(run: Run) -> None:
     from dpkernels.cli import account
     from dpkernels.cli.account import Account
 
-    found = Account.of("gaussian", {"sigma": 3.0, "sensitivity": 2.0, "epsilon": 1.5, "delta": 1e-3}, (), ())
+    found = Account.from_options("gaussian", {"sigma": 3.0, "sensitivity": 2.0, "epsilon": 1.5, "delta": 1e-3}, (), ())
     epsilons = np.linspace(0, 2, 9)
     axes = account._figure(found, epsilons).axes[0]
     curve, claim = (line.get_xydata() for line in axes.lines)
@@ -149,7 +149,7 @@ def test_a_claim_below_the_axis_says_so(run: Run) -> None:
     from dpkernels.cli import account
     from dpkernels.cli.account import Account
 
-    found = Account.of("gaussian", {"sigma": 9.0, "sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-15}, (), ())
+    found = Account.from_options("gaussian", {"sigma": 9.0, "sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-15}, (), ())
     claim = account._figure(found, np.linspace(0, 2, 3)).axes[0].lines[1]
     assert "delta 1e-15 (below the axis, drawn at 1e-12)" in claim.get_label()
     assert claim.get_ydata() == [1e-12]

@@ -14,7 +14,7 @@ from key_helpers import column_key
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import dpkernels as dpk
-from dpkernels.cli.files.categories import codes_of, reports_of
+from dpkernels.cli.files.categories import category_codes, parse_reports
 
 __all__ = ["known_secret", "small_pieces"]
 
@@ -259,11 +259,11 @@ def test_integers_are_read_as_their_texts_are(kind):
     cells = pa.array(values, kind).slice(1)
     texts = cells.cast(pa.string()).cast(pa.binary())
     m = dpk.randomised_response(1.0, 30)
-    assert codes_of(cells, m).tolist() == codes_of(texts, m).tolist()
-    numbers, words = (reports_of(held, dpk.block_response(1.0, 30)) for held in (cells, texts))
+    assert category_codes(cells, m).tolist() == category_codes(texts, m).tolist()
+    numbers, words = (parse_reports(held, dpk.block_response(1.0, 30)) for held in (cells, texts))
     assert all(np.array_equal(one, other) for one, other in zip(numbers, words, strict=True))
-    marked = codes_of(cells, m, ["30"]).tolist()  # A marker that prints like a number is compared with texts.
-    assert marked == codes_of(texts, m, ["30"]).tolist() != codes_of(cells, m).tolist()
+    marked = category_codes(cells, m, ["30"]).tolist()  # A marker that prints like a number is compared with texts.
+    assert marked == category_codes(texts, m, ["30"]).tolist() != category_codes(cells, m).tolist()
 
 
 def test_an_unknown_value_is_reported_as_the_other_category(run: Run, known_secret):
@@ -272,14 +272,14 @@ def test_an_unknown_value_is_reported_as_the_other_category(run: Run, known_secr
     m = dpk.randomised_response(1.0, LABELS)
     expected = dpk.perturb(np.array([*["ortho"] * 50, *VALUES[50:]]), m, key=column_key(SECRET, "ward"))
     assert pq.read_table("out.parquet").column("ward").to_pylist() == expected.tolist()
-    assert codes_of(pa.array([" uro", "uro ", "Uro", "uro", " "]), m).tolist() == [-2, -2, -2, 3, -2]
+    assert category_codes(pa.array([" uro", "uro ", "Uro", "uro", " "]), m).tolist() == [-2, -2, -2, 3, -2]
 
 
 def test_a_set_with_bits_of_no_category_is_none():
     """Of the right number of members, of which one is beyond the last category."""
     m = dpk.subset_selection(1.0, 5, 2)
     cells = pa.array([bytes([0b00011]), bytes([0b100001])], pa.binary(1))
-    assert reports_of(cells, m)[1].tolist() == [True, False]
+    assert parse_reports(cells, m)[1].tolist() == [True, False]
     with pytest.raises(ValueError, match="row 1 is no set of 2 of 5"):
         dpk.CategoryCounts(m).add(cells)
 

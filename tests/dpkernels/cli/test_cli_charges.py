@@ -15,7 +15,7 @@ from command_helpers import AGE, Run, assert_nothing_but, assert_refused, comman
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.files.delimited import DelimitedFile
-from dpkernels.cli.perturb.sidecar import StatedGuarantee, of_a_row
+from dpkernels.cli.perturb.sidecar import StatedGuarantee, row_guarantee
 
 run = pytest.fixture(command, name="run")
 
@@ -200,7 +200,7 @@ def test_printed_totals_are_not_below_the_sums() -> None:
         epsilons = [source.uniform(0, 3) for _ in range(source.randrange(1, 7))]
         values = source.randrange(1, 9)
         parts = [StatedGuarantee(epsilon, epsilon, epsilon / 9, epsilon / 9, "", {}) for epsilon in epsilons]
-        row = of_a_row(parts, values)
+        row = row_guarantee(parts, values)
         for name in ("epsilon", "delta", "realised_epsilon", "realised_delta"):
             exact = values * sum(Fraction(repr(getattr(part, name))) for part in parts)
             assert exact <= Fraction(repr(getattr(row, name))) <= exact * (1 + Fraction(1, 10**15))

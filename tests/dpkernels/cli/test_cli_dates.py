@@ -17,8 +17,8 @@ from key_helpers import column_key
 
 import dpkernels as dpk
 from dpkernels.cli import main
-from dpkernels.cli.calendar import date_of, date_ticks, days_since, parse_date
-from dpkernels.cli.files.dates import dates_of
+from dpkernels.cli.calendar import date_ticks, days_since, iso_date, parse_date
+from dpkernels.cli.files.dates import parse_dates
 
 __all__ = ["known_secret", "small_pieces"]
 
@@ -106,8 +106,11 @@ def test_dates_are_days_since_their_origin(run: Run, kind: str, known_secret: No
     direct = dpk.estimate(expected, MECHANISM)
     assert answer["mean"]["value"] == float(direct.mean.value)
     low, high = direct.mean.interval(0.95)
-    ends = [date_of(np.floor(low), ORIGIN), date_of(np.ceil(high), ORIGIN)]
-    assert (answer["mean"]["date"], answer["mean"]["date_interval"]) == (date_of(answer["mean"]["value"], ORIGIN), ends)
+    ends = [iso_date(np.floor(low), ORIGIN), iso_date(np.ceil(high), ORIGIN)]
+    assert (answer["mean"]["date"], answer["mean"]["date_interval"]) == (
+        iso_date(answer["mean"]["value"], ORIGIN),
+        ends,
+    )
     assert "date" not in answer["standard_deviation"]
     assert [answer["histogram"][at][f"{end}_date"] for at, end in ((0, "lower"), (3, "upper"))] == [
         str(LOWER),
@@ -176,10 +179,10 @@ def test_a_date_is_the_day_that_the_file_shows(known_secret: None, run: Run) -> 
     assert np.array_equal(read("out.csv"), dpk.perturb(days, MECHANISM, key=column_key(SECRET, "born")))
     moment = pa.array([datetime(1950, 6, 1, 3, tzinfo=UTC)], pa.timestamp("ns", "UTC"))
     for zone, day in (("America/New_York", 31), ("Asia/Tokyo", 1)):
-        days = dates_of(moment.cast(pa.timestamp("ns", zone)), ORIGIN).days
-        assert date_of(days[0], ORIGIN) == f"1950-0{5 if day > 1 else 6}-{day:02}"
+        days = parse_dates(moment.cast(pa.timestamp("ns", zone)), ORIGIN).days
+        assert iso_date(days[0], ORIGIN) == f"1950-0{5 if day > 1 else 6}-{day:02}"
     before_the_epoch = pa.array([-1, 0, 86399, 86400], pa.timestamp("s"))
-    assert dates_of(before_the_epoch, date(1970, 1, 1)).days.tolist() == [-1, 0, 0, 1]
+    assert parse_dates(before_the_epoch, date(1970, 1, 1)).days.tolist() == [-1, 0, 0, 1]
 
 
 def test_where_neighbours_are_near_a_time_of_day_is_refused(run: Run) -> None:
@@ -276,15 +279,15 @@ def test_a_sidecar_with_another_origin_is_refused(run: Run, origin: Any) -> None
 def test_dates_agree_with_python() -> None:
     rng = np.random.default_rng(3)
     texts = [f"{rng.integers(1, 10000):04}-{rng.integers(1, 13):02}-{rng.integers(1, 32):02}" for _ in range(20_000)]
-    dates = dates_of(pa.array(texts), ORIGIN)
-    for text, day, is_wrong in zip(texts, dates.days.tolist(), dates.wrong.tolist(), strict=True):
+    dates = parse_dates(pa.array(texts), ORIGIN)
+    for text, day, is_invalid in zip(texts, dates.days.tolist(), dates.is_invalid.tolist(), strict=True):
         try:
             expected = (parse_date(text) - ORIGIN).days
         except ValueError:
-            assert is_wrong
+            assert is_invalid
         else:
-            assert (is_wrong, day) == (False, expected)
-    assert date_of(-1e9, ORIGIN) is date_of(1e9, ORIGIN) is None
+            assert (is_invalid, day) == (False, expected)
+    assert iso_date(-1e9, ORIGIN) is iso_date(1e9, ORIGIN) is None
 
 
 @pytest.mark.parametrize(
@@ -300,5 +303,5 @@ def test_axes_of_days_have_dates(lower: str, upper: str, texts: list[str]) -> No
     origin = date(1970, 1, 1)
     ticks = date_ticks(*(days_since(date.fromisoformat(end), origin) for end in (lower, upper)), origin)
     assert [text for _, text in ticks] == texts
-    assert [date_of(day, origin)[: len(text)] for day, text in ticks] == texts
+    assert [iso_date(day, origin)[: len(text)] for day, text in ticks] == texts
     assert date_ticks(-1e9, 1e9, origin) == []

@@ -53,7 +53,7 @@ class Released:
                     decimals=None,
                     shuffle_rows=False,
                     sidecar=None,
-                    kind=form.kind,
+                    file_format=form.file_format,
                     delimiter=form.delimiter,
                     multiline=form.multiline,
                 )

@@ -13,7 +13,7 @@ from command_helpers import SECRET, Run, command, known_secret, small_pieces
 from key_helpers import column_key
 
 import dpkernels as dpk
-from dpkernels.cli.files.categories import codes_of
+from dpkernels.cli.files.categories import category_codes
 from dpkernels.release.categories import MISSING, UNKNOWN
 
 __all__ = ["known_secret", "small_pieces"]
@@ -75,10 +75,10 @@ def test_a_cell_is_read_by_itself(kind):
     strange = ["figss", "Fig", "fig ", "fïg", "f\0g", "nan", "NULL", "", "-", None]
     cells = pa.array([*known, *strange]).cast(pa.string())
     cells = cells.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else cells.cast(kind)
-    codes = codes_of(cells, PLAN, ["-"])
+    codes = category_codes(cells, PLAN, ["-"])
     assert [PLAN.value(int(code)) for code in codes[: len(known)]] == known
     assert codes[len(known) :].tolist() == [UNKNOWN] * 5 + [MISSING] * 5
-    assert [codes_of(cells[at : at + 1], PLAN, ["-"])[0] for at in range(len(cells))] == codes.tolist()
+    assert [category_codes(cells[at : at + 1], PLAN, ["-"])[0] for at in range(len(cells))] == codes.tolist()
 
 
 @pytest.mark.lengthy

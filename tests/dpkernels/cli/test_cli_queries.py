@@ -279,10 +279,10 @@ def test_parameters_are_those_that_were_certified(tmp_path: Path, monkeypatch: A
 
 def check(queries: Any, source: Any) -> None:
     rows = 0
-    for piece in source.pieces(["s"]):
-        queries.check(source, piece, rows)
-        rows += len(piece)
-    queries.check_whole(source, rows)
+    for chunk in source.chunks(["s"]):
+        queries.check(source, chunk, rows)
+        rows += len(chunk)
+    queries.check_row_count(source, rows)
 
 
 def forged(change: Any) -> None:

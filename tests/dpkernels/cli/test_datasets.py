@@ -34,9 +34,9 @@ from dpkernels.cli.dataset import perturb as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.perturb import Job, Secret, TaskError, perturb_part, run_task
-from dpkernels.cli.files import places
-from dpkernels.cli.files.layout import Layout, layout_of
-from dpkernels.cli.files.places import Place, find
+from dpkernels.cli.files import locations
+from dpkernels.cli.files.layout import Layout, input_layout
+from dpkernels.cli.files.locations import Location, find
 from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.perturb.sidecar import Column, ReleaseSpec, RowOptions
 from dpkernels.random.keys import column_secret
@@ -250,12 +250,12 @@ def test_missing_values_are_dropped_or_kept(run: Run, known_secret: None) -> Non
 def test_parts_are_named_in_the_order_of_their_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is done first: here the last."""
     write(Path("in"), files=4)
-    each = LocalEngine.each
+    each = LocalEngine.map_unordered
 
     def reversed_(self: LocalEngine, *given: Any) -> Any:
         yield from list(each(self, *given))[::-1]
 
-    monkeypatch.setattr(LocalEngine, "each", reversed_)
+    monkeypatch.setattr(LocalEngine, "map_unordered", reversed_)
     assert run("perturb", "in", "out", *AGE).code == 0
     parts = json.loads(Path("out", SIDECAR).read_text())["output"]["parts"]
     assert [part["name"] for part in parts] == [f"{number:04}.parquet" for number in range(4)]
@@ -335,7 +335,7 @@ def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: py
     """Engines try errors of the system again; a refusal ends the release."""
     write(tmp_path / "in", files=1, rows=1000)
     where = tmp_path / "in" / "0000.parquet"
-    (part,), described = plans.plan_parts([Place(str(where), where.as_uri())], PARQUET), job(tmp_path / "out", 1)
+    (part,), described = plans.plan_parts([Location(str(where), where.as_uri())], PARQUET), job(tmp_path / "out", 1)
     lost = [False, True, False, False]  # the footer is read, the rows are not
 
     class Connection(io.BytesIO):
@@ -344,13 +344,13 @@ def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: py
                 raise OSError("connection lost")
             return super().read(size)
 
-    def opened(place: Place) -> Any:
+    def opened(place: Location) -> Any:
         connection = Connection(where.read_bytes())
         connection.lost = lost.pop(0)
         return pa.PythonFile(connection, mode="r")
 
-    monkeypatch.setattr(Place, "stamp", lambda place: part.stamp)
-    monkeypatch.setattr(Place, "opened", opened)
+    monkeypatch.setattr(Location, "stamp", lambda place: part.stamp)
+    monkeypatch.setattr(Location, "opened", opened)
     with described.folder.run():
         with pytest.raises(OSError, match=r"0000\.parquet: .*connection lost"):
             run_task(perturb_part, described, Secret(SECRET), part)
@@ -489,10 +489,10 @@ def test_a_store_that_does_not_answer_is_not_waited_for_a_quarter_of_an_hour(mon
             opened.append(uri)
             return pa.fs.LocalFileSystem(), "b/k"
 
-    monkeypatch.setattr(places.fs, "FileSystem", Opened)
+    monkeypatch.setattr(locations.fs, "FileSystem", Opened)
     given = ["gs://b/k", "GCS://b/k?scheme=http", "gs://b/k?retry_limit_seconds=900", "s3://b/k?region=x"]
     for uri in given:
-        Place.of(uri)
+        Location.parse(uri)
     assert opened == [
         "gs://b/k?retry_limit_seconds=30",
         "GCS://b/k?scheme=http&retry_limit_seconds=30",
@@ -505,7 +505,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     write(tmp_path / "in", files=2)
     (tmp_path / "out").mkdir()
     parts, described = plans.plan_parts(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
-    store = StoreFolder(Place(str(tmp_path / "out")))
+    store = StoreFolder(Location(str(tmp_path / "out")))
     made = Job(described.spec, 2, store)
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
         done = [perturb_part(made, Secret(SECRET), part) for part in parts]
@@ -527,7 +527,7 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
     left = ["part-0-0123456789abcdef.parquet", NOTE]
     for name in left:
         (tmp_path / "out" / name).write_text("number 1")
-    store = StoreFolder(Place(str(tmp_path / "out")))
+    store = StoreFolder(Location(str(tmp_path / "out")))
     with store.run():
         assert list(store.sizes()) == [NOTE]
         (tmp_path / "out" / NOTE).write_text("number 2")
@@ -541,7 +541,7 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
 def test_what_others_put_into_a_store_meanwhile_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for strange in ("mine.txt", SIDECAR):
-        store = StoreFolder(Place(str(tmp_path / "out")))
+        store = StoreFolder(Location(str(tmp_path / "out")))
         with pytest.raises(OSError, match=f"{strange} has been put there meanwhile"), store.run():  # noqa: PT012
             (tmp_path / "out" / strange).write_text("mine")
             store.commit("{}", [])
@@ -564,8 +564,8 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
     else:
         text = "age\n" + "".join(f"{x!r}\n" for x in ages.tolist())
         path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
-    source = Place(str(path), path.as_uri())
-    form = layout_of(path, path, None, None, False)
+    source = Location(str(path), path.as_uri())
+    form = input_layout(path, path, None, None, False)
     (part,), seen = plans.plan_parts([source], form), list[list[str]]()
 
     def noted(*given: Any, **named: Any) -> Any:
@@ -573,7 +573,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         return given[2]
 
     monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", noted)
-    store = StoreFolder(Place(str(tmp_path / "out")))
+    store = StoreFolder(Location(str(tmp_path / "out")))
     spec = ReleaseSpec((column("age" if kind != "npy" else None),), False, form, RowOptions(), (), 1, ())
     with store.run():
         done = perturb_part(Job(spec, 1, store), Secret(SECRET), part)
@@ -653,13 +653,13 @@ def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
         pq.write_table(table, f"in/{at}.parquet")
     assert run("perturb", "in", "out", *AGE).code == 0
     pq.write_table(released(Path("out")), "one.parquet")
-    select = partial(estimate.Selection.of, column="age", by="plan", bounds=None)
+    select = partial(estimate.Selection.from_sidecar, column="age", group_column="plan", bounds=None)
     found = estimates.read("out", select, LocalEngine()).groups
     alone = estimate.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
     wanted = estimate.Selection("age", "plan", "hybrid", 1.0, found["b"].channel, keep=False, clip=False)
     parts = [estimate.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
     groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
-    assert list(found) == list(alone) == list(estimate.Read.of(wanted, parts, "out").groups) == groups
+    assert list(found) == list(alone) == list(estimate.Read.from_tallies(wanted, parts, "out").groups) == groups
     assert [one.total for one in found.values()] == [100 + 100 * (group == "b") for group in groups]
     assert all((found[group].numbers == alone[group].numbers).all() for group in groups)
 
@@ -691,7 +691,7 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
             yield part
             del part
 
-    found = estimate.Read.of(wanted, parts(), "out")
+    found = estimate.Read.from_tallies(wanted, parts(), "out")
     np.testing.assert_array_equal(found.groups[None].numbers, 9 * ones)
 
 
@@ -779,8 +779,8 @@ def test_files_are_hashed_as_streams_in_few_reads(run: Run, monkeypatch: pytest.
             asked.append(size)
             return super().read(size)
 
-    monkeypatch.setattr(Place, "read", lambda place: Noted(Path(place.path).read_bytes()))
-    monkeypatch.setattr(Place, "opened", lambda place: pytest.fail(f"{place}: is open for random access"))
+    monkeypatch.setattr(Location, "read", lambda place: Noted(Path(place.path).read_bytes()))
+    monkeypatch.setattr(Location, "opened", lambda place: pytest.fail(f"{place}: is open for random access"))
     assert run("estimate", "out").code == 0
     assert asked == [-1, 1 << 22, 1 << 22]  # The sidecar, the file, and its end.
 
@@ -1021,7 +1021,7 @@ def test_threads_are_few_and_parts_are_not_held(tmp_path: Path) -> None:
             asked.append(number)
             yield part
 
-    for done, _ in enumerate(LocalEngine(2).each(lambda *_: 1, job(None, 1), None, parts())):
+    for done, _ in enumerate(LocalEngine(2).map_unordered(lambda *_: 1, job(None, 1), None, parts())):
         assert len(asked) <= done + 3
 
 

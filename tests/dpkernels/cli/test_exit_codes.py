@@ -25,7 +25,7 @@ from dpkernels import staging
 from dpkernels.budgets.filters import BudgetExceeded
 from dpkernels.budgets.ledger import Ledger, UnsoundError
 from dpkernels.cli import commands, errors
-from dpkernels.cli.files.layout import layout_of
+from dpkernels.cli.files.layout import input_layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.staging import TakenError, claimed
@@ -202,7 +202,7 @@ def test_sizes_of_outputs_are_estimated(run: Run) -> None:
     np.save("in.npy", ages)
     for suffix, name in ((".csv", "age"), (".parquet", "age"), (".npy", None), (".csv.gz", "age")):
         source, target = Path("in" + suffix.removesuffix(".gz")), Path("out" + suffix)
-        estimate = open_source(source, layout_of(source, target, None, None, False)).output_bytes([name])
+        estimate = open_source(source, input_layout(source, target, None, None, False)).output_bytes([name])
         column = [] if name is None else COLUMN
         assert run("perturb", source, target, *column, *AGE, "--mechanism", "piecewise", "--quiet").code == 0
         size = target.stat().st_size

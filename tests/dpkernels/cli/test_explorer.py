@@ -22,7 +22,7 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate
 from benchmarks import explorer_tables as tables
-from dpkernels.cli.categories import comparison_of_categories
+from dpkernels.cli.categories import compare_categories
 from dpkernels.cli.commands import dpkernels as command
 from dpkernels.cli.explorer import page
 
@@ -237,7 +237,7 @@ def test_mechanisms_for_categories_are_those_of_python():
     done = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     for (epsilon, d), found in zip(cases, json.loads(done.stdout), strict=True):
-        wanted = comparison_of_categories(epsilon, d)
+        wanted = compare_categories(epsilon, d)
         assert found["least"] == pytest.approx(wanted.least, rel=1e-6)
         rows = {row["mechanism"]: row for row in wanted.rows}
         assert {row["name"] for row in found["rows"]} == set(rows)

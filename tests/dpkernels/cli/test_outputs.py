@@ -33,7 +33,7 @@ from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
 from dpkernels.cli.files.delimited import DelimitedFile
 from dpkernels.cli.perturb import output, summary
-from dpkernels.cli.perturb.output import Output, own_sidecar, sidecar_path
+from dpkernels.cli.perturb.output import Output, matching_sidecar, sidecar_path
 from dpkernels.staging import TakenError, claimed, descriptor_path, sha256_and_size, staged, staged_folder, sweep
 
 run = pytest.fixture(command, name="run")
@@ -52,7 +52,7 @@ def as_process(*arguments: str, script: str = COMMAND[2], **options: Any) -> sub
 EVERY_STEP = """
 import hashlib, json, os, signal, sys, traceback
 from pathlib import Path
-from dpkernels.cli.perturb.output import Output, check_target, own_sidecar, sidecar_path
+from dpkernels.cli.perturb.output import Output, check_target, matching_sidecar, sidecar_path
 from dpkernels.staging import descriptor_path, sha256_and_size
 assert not {"jax", "numpy"} & set(sys.modules)
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
@@ -80,7 +80,7 @@ def release(content, force):
 def found():
     '''The release that is there, by its own sidecar; None for none.'''
     sidecar = sidecar_path(TARGET)
-    own = own_sidecar(TARGET, sidecar.read_text()) if sidecar.exists() else None
+    own = matching_sidecar(TARGET, sidecar.read_text()) if sidecar.exists() else None
     assert (own is not None) == TARGET.exists(), "an output without its sidecar"
     if own is None:
         return None
@@ -640,11 +640,11 @@ CHATTY = """
 import os, sys
 from dpkernels.cli import main
 from dpkernels.cli.perturb import output
-place = output._place
+place = output._move_into_place
 def chatty(*arguments):
     for stream in (1, 2): os.write(stream, b"from a library")
     place(*arguments)
-output._place = chatty
+output._move_into_place = chatty
 sys.exit(main())
 """
 
@@ -782,7 +782,7 @@ def test_a_command_leaves_no_request_to_stop_to_the_next_work_of_its_process(
         patch.setattr(output, "settle", lambda _: os.kill(os.getpid(), signal.SIGINT))
         assert_refused(run(*GIVEN), 1, "interrupted")
     assert not interrupts.is_independent(OSError())
-    interrupts.stop_if_asked()
+    interrupts.raise_if_interrupted()
 
 
 # Imports
@@ -806,14 +806,14 @@ def test_the_parts_of_a_double_sidecar(tmp_path: Path) -> None:
     old, new = sidecar_text("old"), sidecar_text("new")
     for text in (old, "no JSON \udcff"):
         double = '{"replacing": ' + json.dumps(text) + ", " + new[1:]
-        assert own_sidecar(target, double) == text
+        assert matching_sidecar(target, double) == text
         target.write_text("new")
-        assert own_sidecar(target, double) == new
+        assert matching_sidecar(target, double) == new
         target.write_text("old")
-        assert own_sidecar(target, double) == text
+        assert matching_sidecar(target, double) == text
         target.unlink()
-    assert own_sidecar(target, '{"replacing": null, ' + new[1:]) is None
-    assert own_sidecar(target, old) == old
+    assert matching_sidecar(target, '{"replacing": null, ' + new[1:]) is None
+    assert matching_sidecar(target, old) == old
     assert sidecar_path(target).name == "out.csv.json"
 
 

@@ -163,7 +163,7 @@ def test_a_log_has_no_text_of_an_error_of_another_package(
     _folder(GOOD_CSV)
     Path("in.csv").write_text(GOOD_CSV)
     Ledger.create("people.ledger", 9)
-    for method in ("numbers", "pieces"):
+    for method in ("numbers", "chunks"):
         with monkeypatch.context() as patch:
             patch.setattr(DelimitedFile, method, lambda *_: FOREIGN[kind]())
             done = log("perturb", name, "out.csv" if "." in name else "out", *COLUMN, *AGE, "--ledger", "people.ledger")

@@ -23,7 +23,7 @@ import click
 import pyarrow as pa
 from pyarrow import fs
 
-from dpkernels.cli.errors import text_of
+from dpkernels.cli.errors import error_text
 from dpkernels.cli.text import display_name
 
 # Kinds of a file, in words that follow its name in errors.
@@ -34,7 +34,7 @@ _KINDS = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER, stat.S_IFIFO: "is a pipe", s
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "is a device")
 
 
-def kind(path: Path) -> str:
+def file_kind(path: Path) -> str:
     """Return the kind of file that a name is, in words: ``FILE`` and ``FOLDER`` also for links that lead to one."""
     try:
         return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "is not a file")
@@ -44,42 +44,42 @@ def kind(path: Path) -> str:
         return f"cannot be read ({error.strerror})"
 
 
-def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+def _matches(path: Path, patterns: tuple[str, ...], ancestors: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
     """Yield what matches the parts of a pattern in a folder; a name that begins with a dot needs a dot.
 
     ``above`` identifies the folders that ``**`` has led through. A folder that leads into itself is refused, and so is
     a link that leads nowhere where a folder may be. A folder that cannot be read is an OSError.
     """
-    if not parts:
+    if not patterns:
         if os.path.lexists(path):
             yield path
         return
     if not _is_folder(path):
         return
-    part, below_parts = parts[0], parts[1:]
-    if part == "**":
+    pattern, remaining = patterns[0], patterns[1:]
+    if pattern == "**":
         identity = path.stat().st_dev, path.stat().st_ino
-        if identity in above:
+        if identity in ancestors:
             raise click.UsageError(f"IN: {display_name(str(path))} leads into itself, so a pattern with ** never ends")
-        if below_parts:
-            yield from _matches(path, below_parts, (*above, identity))
-        for below in sorted(path.iterdir()):
-            if below.name[0] != ".":
-                if _is_folder(below):
-                    yield from _matches(below, parts, (*above, identity))
-                elif not below_parts:
-                    yield below
-    elif glob.has_magic(part):
-        for below in sorted(path.iterdir()):
-            if fnmatch.fnmatchcase(below.name, part) and (part[0] == "." or below.name[0] != "."):
-                yield from _matches(below, below_parts, above)
+        if remaining:
+            yield from _matches(path, remaining, (*ancestors, identity))
+        for child in sorted(path.iterdir()):
+            if child.name[0] != ".":
+                if _is_folder(child):
+                    yield from _matches(child, patterns, (*ancestors, identity))
+                elif not remaining:
+                    yield child
+    elif glob.has_magic(pattern):
+        for child in sorted(path.iterdir()):
+            if fnmatch.fnmatchcase(child.name, pattern) and (pattern[0] == "." or child.name[0] != "."):
+                yield from _matches(child, remaining, ancestors)
     else:
-        yield from _matches(path / part, below_parts, above)
+        yield from _matches(path / pattern, remaining, ancestors)
 
 
 def _is_folder(path: Path) -> bool:
     """Return whether a name on the way is a folder; refuse it where that cannot be known."""
-    state = kind(path)
+    state = file_kind(path)
     if state not in (FOLDER, GONE, *_KINDS.values()):
         problem = f"{state}; remove it, because the pattern may match files in it"
         raise click.UsageError(f"IN: {display_name(str(path))} {problem}")
@@ -96,14 +96,14 @@ _SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A file or folder: its path in a file system, and that one's URI as it was given, empty for this machine's."""
 
     path: str
     uri: str = ""
 
     @classmethod
-    def of(cls, text: str) -> Place:
+    def parse(cls, text: str) -> Location:
         """Return the place of an argument; click.UsageError for an URI that Arrow does not know, or with keys in it."""
         if "://" not in text:
             return cls(str(Path(text).absolute()))
@@ -117,7 +117,7 @@ class Place:
         try:
             system, path = _from_uri(text)
         except (ValueError, OSError, NotImplementedError) as error:
-            raise click.UsageError(f"{text}: {text_of(error)}") from error
+            raise click.UsageError(f"{text}: {error_text(error)}") from error
         return cls(path, "" if isinstance(system, fs.LocalFileSystem) else text)
 
     def __str__(self) -> str:
@@ -136,8 +136,8 @@ class Place:
         """Return its file system; every machine that gets the place opens its own."""
         return _system(self.uri)
 
-    def child(self, name: str) -> Place:
-        return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
+    def child(self, name: str) -> Location:
+        return Location(f"{self.path.rstrip('/')}/{name}", self.uri)
 
     def opened(self) -> pa.NativeFile:
         """Return the file, open for random access."""
@@ -181,9 +181,11 @@ def _system(uri: str) -> fs.FileSystem:
 
 def _from_uri(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of an URI, and the path in it. A store that is out of reach is refused in a minute."""
-    scheme, _, rest = uri.partition("://")
-    if scheme.lower() in ("gs", "gcs") and "retry_limit_seconds=" not in rest:  # Else it takes a quarter of an hour.
-        uri += f"{'&' if '?' in rest else '?'}retry_limit_seconds={_RETRY_SECONDS}"
+    scheme, _, remainder = uri.partition("://")
+    if (
+        scheme.lower() in ("gs", "gcs") and "retry_limit_seconds=" not in remainder
+    ):  # Else it takes a quarter of an hour.
+        uri += f"{'&' if '?' in remainder else '?'}retry_limit_seconds={_RETRY_SECONDS}"
     return fs.FileSystem.from_uri(uri)
 
 
@@ -191,8 +193,8 @@ def _from_uri(uri: str) -> tuple[fs.FileSystem, str]:
 class FoundFiles:
     """The files of a dataset."""
 
-    files: list[Place]  # in the order of their names, which is that of the rows
-    folder: Place | None = None  # the folder that they are all files of; None for a file or a pattern
+    files: list[Location]  # in the order of their names, which is that of the rows
+    folder: Location | None = None  # the folder that they are all files of; None for a file or a pattern
     # Names in the folder that are not data, as they begin with a dot or an underscore; folders that match a pattern.
     skipped: tuple[str, ...] = ()
 
@@ -205,11 +207,13 @@ def find(text: str) -> FoundFiles:
     link that leads nowhere or to itself, a pipe, a socket, a device.
     """
     if "://" in text and "*" in text:
-        place, expression = _stored(text)
-        entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
-        files = FoundFiles([Place(e.path, place.uri) for e in entries if e.is_file and expression.fullmatch(e.path)])
+        location, expression = _stored(text)
+        entries = location.system.get_file_info(fs.FileSelector(location.path, recursive=True))
+        files = FoundFiles(
+            [Location(e.path, location.uri) for e in entries if e.is_file and expression.fullmatch(e.path)]
+        )
     elif "://" in text or Path(text).exists():
-        files = _inside(Place.of(text), text)
+        files = _list_folder(Location.parse(text), text)
     else:
         files = _expanded(text)
     if not files.files:
@@ -217,18 +221,18 @@ def find(text: str) -> FoundFiles:
     return replace(files, files=sorted(set(files.files), key=lambda file: file.path))
 
 
-def _inside(place: Place, text: str) -> FoundFiles:
-    info = place.system.get_file_info(place.path)
+def _list_folder(location: Location, text: str) -> FoundFiles:
+    info = location.system.get_file_info(location.path)
     if info.type == fs.FileType.File:
-        return FoundFiles([place])
+        return FoundFiles([location])
     if info.type != fs.FileType.Directory:
         raise click.UsageError(f"IN: {text} does not exist")
-    if place.local is not None:
-        names = {path.name: kind(path) for path in place.local.iterdir()}
+    if location.local is not None:
+        names = {path.name: file_kind(path) for path in location.local.iterdir()}
     else:
-        kinds = {fs.FileType.File: FILE, fs.FileType.Directory: FOLDER}
-        entries = place.system.get_file_info(fs.FileSelector(place.path))
-        names = {entry.base_name: kinds.get(entry.type, "is not a file") for entry in entries}
+        file_kinds = {fs.FileType.File: FILE, fs.FileType.Directory: FOLDER}
+        entries = location.system.get_file_info(fs.FileSelector(location.path))
+        names = {entry.base_name: file_kinds.get(entry.type, "is not a file") for entry in entries}
     data = sorted(name for name in names if name[:1] not in "._")
     for name in data:
         if names[name] == FOLDER:
@@ -237,48 +241,48 @@ def _inside(place: Place, text: str) -> FoundFiles:
             )
         if names[name] != FILE:
             raise click.UsageError(f"IN: {text} contains {display_name(name)}, which {names[name]}; remove it")
-    return FoundFiles([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
+    return FoundFiles([location.child(name) for name in data], location, tuple(sorted(names.keys() - set(data))))
 
 
 def _expanded(pattern: str) -> FoundFiles:
-    parts = Path(pattern).parts
-    plain = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    files, folders = list[Place](), list[str]()
-    for path in _matches(Path(*parts[:plain]), parts[plain:]):
-        if (state := kind(path)) == FOLDER:
+    patterns = Path(pattern).parts
+    literal_count = next((i for i, name in enumerate(patterns) if glob.has_magic(name)), len(patterns))
+    files, folders = list[Location](), list[str]()
+    for path in _matches(Path(*patterns[:literal_count]), patterns[literal_count:]):
+        if (state := file_kind(path)) == FOLDER:
             folders.append(str(path))
         elif state == FILE:
-            files.append(Place.of(str(path)))
+            files.append(Location.parse(str(path)))
         else:
             raise click.UsageError(f"IN: {pattern} matches {display_name(str(path))}, which {state}; remove it")
     # A pattern with ** matches folders for the files in them.
-    return FoundFiles(files, None, () if "**" in parts else tuple(sorted(folders)))
+    return FoundFiles(files, None, () if "**" in patterns else tuple(sorted(folders)))
 
 
-def would_match(pattern: str, folder: Place, name: str) -> bool:
+def matches_pattern(pattern: str, folder: Location, name: str) -> bool:
     """Return whether a file of this name in a folder, which may not exist yet, would match a pattern."""
     path = folder.child(name).path
     if "://" not in pattern:
-        return not folder.uri and _fits(Path(os.path.abspath(pattern)).parts, Path(path).parts)  # noqa: PTH100
+        return not folder.uri and _matches_names(Path(os.path.abspath(pattern)).parts, Path(path).parts)  # noqa: PTH100
     if "*" not in pattern:
         return False
-    place, expression = _stored(pattern)
-    return place.system == folder.system and expression.fullmatch(path) is not None
+    location, expression = _stored(pattern)
+    return location.system == folder.system and expression.fullmatch(path) is not None
 
 
-def _fits(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    if not parts:
+def _matches_names(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    if not patterns:
         return not names
-    if parts[0] == "**":
-        return any(_fits(parts[1:], names[i:]) for i in range(len(names) + 1))
-    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _fits(parts[1:], names[1:])
+    if patterns[0] == "**":
+        return any(_matches_names(patterns[1:], names[i:]) for i in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], patterns[0]) and _matches_names(patterns[1:], names[1:])
 
 
-def _stored(text: str) -> tuple[Place, re.Pattern[str]]:
+def _stored(text: str) -> tuple[Location, re.Pattern[str]]:
     """Return the folder with all matches of a pattern's URI, and the pattern as a regular expression of paths."""
     pattern, mark, options = text.partition("?")
     base, _, remainder = pattern.partition("*")
     base, _, begun = base.rpartition("/")
-    place = Place.of(base + mark + options)
+    location = Location.parse(base + mark + options)
     expression = re.escape(begun + "*" + remainder).replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
-    return place, re.compile(re.escape(place.path.rstrip("/") + "/") + expression)
+    return location, re.compile(re.escape(location.path.rstrip("/") + "/") + expression)
