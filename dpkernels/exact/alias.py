@@ -54,16 +54,16 @@ def alias_columns(weights: np.ndarray | Sequence[float], bits: int) -> AliasColu
     padded = np.zeros(1 << log_columns, np.uint64)
     padded[: len(weights)] = np.asarray(weights, np.uint64)
     threshold, alias = padded.copy(), np.arange(1 << log_columns)
-    light, heavy = (np.flatnonzero(is_one)[::-1] for is_one in (padded < capacity, padded > capacity))
+    light, heavy = (np.flatnonzero(mask)[::-1] for mask in (padded < capacity, padded > capacity))
     lack = np.cumsum(np.uint64(capacity) - padded[light]) if len(light) else padded[:0]
     surplus = np.cumsum(padded[heavy] - np.uint64(capacity)) if len(heavy) else padded[:0]
     if arithmetic.total(padded) != 1 << bits:
         raise CertificateError(_OFF)
     if len(heavy):
         alias[light] = heavy[np.searchsorted(surplus, np.append(np.uint64(0), lack[:-1]), side="right")]
-        below = lack[np.searchsorted(lack, surplus)] - surplus
-        threshold[heavy] = np.uint64(capacity) - below
-        alias[heavy[:-1]] = np.where(below[:-1] > 0, heavy[1:], heavy[:-1])
+        deficit = lack[np.searchsorted(lack, surplus)] - surplus
+        threshold[heavy] = np.uint64(capacity) - deficit
+        alias[heavy[:-1]] = np.where(deficit[:-1] > 0, heavy[1:], heavy[:-1])
     # A full column has threshold 0: its own threshold would have a bit too many, and its alias is itself.
     packed = threshold % np.uint64(capacity) << np.uint64(log_columns) | alias.astype(np.uint64)
     columns = AliasColumns(packed.astype(f"uint{bits}"), log_columns, bits)
@@ -106,19 +106,19 @@ def stacked_alias_kernel(columns: Sequence[AliasColumns]) -> tuple[Callable[...,
 
     The numbers are where the table begins among all columns, and log2 of its number of columns.
     """
-    packed = np.concatenate([each.packed for each in columns])
-    starts = np.cumsum([0, *(len(each.packed) for each in columns[:-1])])
+    packed = np.concatenate([table.packed for table in columns])
+    starts = np.cumsum([0, *(len(table.packed) for table in columns[:-1])])
     bits, word = columns[0].bits, packed.dtype.type
-    logs = np.array([each.log_columns for each in columns], packed.dtype)
+    logs = np.array([table.log_columns for table in columns], packed.dtype)
     index = np.int32 if len(packed) < 1 << 31 else np.int64
-    own_log = logs[0] if (logs == logs[0]).all() else None  # A constant shift is faster.
+    common_log = logs[0] if (logs == logs[0]).all() else None  # A constant shift is faster.
 
     def outcomes(r: RealArray, start: RealArray, log_columns: RealArray) -> RealArray:
-        log_columns = log_columns if own_log is None else own_log
+        log_columns = log_columns if common_log is None else common_log
         column = (r >> (word(bits) - log_columns)).astype(index)
         ones = (word(1) << log_columns) - word(1)
         entry = take(packed, start + column)
-        below = (r << log_columns | ones) < entry
-        return namespace(r).where(below, column, (entry & ones).astype(index)).astype(np.int32)
+        is_column = (r << log_columns | ones) < entry
+        return namespace(r).where(is_column, column, (entry & ones).astype(index)).astype(np.int32)
 
     return outcomes, starts.astype(index), logs

@@ -56,17 +56,17 @@ def exceeds(first: np.ndarray, second: np.ndarray, ratio: Fraction) -> np.ndarra
     if not 1 <= quotient < _WORD - 1:
         raise ValueError(f"ratio: {float(ratio):.6g} is not in 1..2^64")
     high, low = product(second, fraction)
-    above = first > second * np.uint64(quotient) + high
+    is_above = first > second * np.uint64(quotient) + high
     # The ratio is cut after 64 binary digits, so a product may be just below an integer that it reaches.
     unsure = low + second < low
     # Larger products may not fit into a word. They are at least 2^63, and hardly a first word is.
     large = second > np.uint64((_WORD - 1) // (quotient + 1))
-    above[large] = False
+    is_above[large] = False
     unsure = np.flatnonzero(np.where(large, first >> np.uint64(63) == 1, unsure))
     if len(unsure):
         pairs = zip(first[unsure].tolist(), second[unsure].tolist(), strict=True)
-        above[unsure] = [q * a > p * b for a, b in pairs]
-    return above
+        is_above[unsure] = [q * a > p * b for a, b in pairs]
+    return is_above
 
 
 def rounded_up(mantissas: np.ndarray, exponents: np.ndarray, unit: int, limit: int) -> np.ndarray:
@@ -79,22 +79,22 @@ def rounded_up(mantissas: np.ndarray, exponents: np.ndarray, unit: int, limit: i
     if high >> 75:
         raise ValueError(f"mantissas: sum to {mass}, too little for a unit of 2^{unit}")
     shifts = np.uint64(unit) - exponents.astype(np.uint64)
-    weights, above = (_rounded_products(mantissas, shifts, s) for s in (low, high))
-    places, at_low, at_high = np.arange(len(mantissas)), weights, above
+    weights, high_weights = (_rounded_products(mantissas, shifts, s) for s in (low, high))
+    indices, at_low, at_high = np.arange(len(mantissas)), weights, high_weights
     unused, excess, is_lower = limit - total(at_low), total(at_high) - limit, True
     while high - low > 1:
         # Values are monotone in s: those that are alike at both ends are alike in between.
         changed = at_low != at_high
-        places, at_low, at_high = places[changed], at_low[changed], at_high[changed]
+        indices, at_low, at_high = indices[changed], at_low[changed], at_high[changed]
         # The sum rises evenly but for roundings. One step on either side of where it would be ``limit`` encloses s.
-        guess, spread = low + (high - low) * unused // (unused + excess), math.isqrt(len(places)) + 1
+        guess, spread = low + (high - low) * unused // (unused + excess), math.isqrt(len(indices)) + 1
         step = guess + (-spread if is_lower else spread) if high - low > 8 * spread else (low + high) // 2
         step, is_lower = min(max(step, low + 1), high - 1), not is_lower
-        values = _rounded_products(mantissas[places], shifts[places], step)
+        values = _rounded_products(mantissas[indices], shifts[indices], step)
         risen = total(values) - total(at_low)
         if risen <= unused:
             low, at_low, unused = step, values, unused - risen
-            weights[places] = values
+            weights[indices] = values
         else:
             high, at_high, excess = step, values, risen - unused
     return weights

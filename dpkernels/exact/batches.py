@@ -42,7 +42,7 @@ class BatchCertificate(Certificate, kind="batch"):
     table_index: np.ndarray  # The index of every entry's table.
     claims: Mapping[str, np.ndarray]
 
-    parts: ClassVar[Mapping[str, str]] = {}
+    components: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         size = int(np.prod(self.shape))

@@ -68,7 +68,7 @@ class Certificate(abc.ABC):
 
     kind: ClassVar[str]  # The name of the class in JSON.
     facts: ClassVar[tuple[str, ...]]  # Paths of the attributes in a payload, each under its last name.
-    parts: ClassVar[Mapping[str, str]]  # Its tables and certificates, from names in JSON to names of attributes.
+    components: ClassVar[Mapping[str, str]]  # Its tables and certificates, from names in JSON to names of attributes.
 
     def __init_subclass__(cls, kind: str = "") -> None:
         if kind:
@@ -93,8 +93,8 @@ class Certificate(abc.ABC):
 
         A class whose integers serve other intervals or sensitivities, too, decides by itself.
         """
-        own = {name: float(attrgetter(name)(self)) for name in self.entry_claims}
-        return np.any([values != own[name] for name, values in claims.items()], axis=0)
+        certified = {name: float(attrgetter(name)(self)) for name in self.entry_claims}
+        return np.any([values != certified[name] for name, values in claims.items()], axis=0)
 
     @classmethod
     @abc.abstractmethod
@@ -104,9 +104,9 @@ class Certificate(abc.ABC):
     def to_dict(self) -> JsonObject:
         """Return a JSON payload, with exact fractions as text and the tables themselves."""
         facts = {path.rpartition(".")[2]: attrgetter(path)(self) for path in self.facts}
-        plain = {name: str(value) if isinstance(value, Fraction) else value for name, value in facts.items()}
-        tables = {name: item.to_dict() for name, item in self._parts().items()}
-        return {"kind": self.kind, **plain, "covers": self.covers, **tables}
+        values = {name: str(value) if isinstance(value, Fraction) else value for name, value in facts.items()}
+        tables = {name: item.to_dict() for name, item in self._components().items()}
+        return {"kind": self.kind, **values, "covers": self.covers, **tables}
 
     def to_json(self) -> str:
         """Return ``to_dict`` as text."""
@@ -140,22 +140,22 @@ class Certificate(abc.ABC):
         """Return the lines of the certificate and its parts, without a coverage that is stated already."""
         covers = [] if self.covers == stated else [("covers", self.covers)]
         lines = [f"{label:<20}{text}" for label, text in (*self.lines(), *covers)]
-        for name, part in self._parts().items():
-            if isinstance(part, Certificate):
-                lines += [f"-- {name}", *part._printed(self.covers)]
+        for name, component in self._components().items():
+            if isinstance(component, Certificate):
+                lines += [f"-- {name}", *component._printed(self.covers)]
         return lines
 
-    def _parts(self) -> dict[str, Any]:
-        return {name: getattr(self, attribute) for name, attribute in self.parts.items()}
+    def _components(self) -> dict[str, Any]:
+        return {name: getattr(self, attribute) for name, attribute in self.components.items()}
 
     def _check(self, payload: Mapping[str, object]) -> None:
         """Check that a payload states exactly what the integers give."""
-        # Parts that are certificates have been checked by themselves.
-        read = {name: payload[name] for name, piece in self._parts().items() if isinstance(piece, Certificate)}
-        again = self.to_dict() | read
-        if odd := payload.keys() ^ again.keys():
+        # Components that are certificates have been checked by themselves.
+        checked = [name for name, item in self._components().items() if isinstance(item, Certificate)]
+        recomputed = self.to_dict() | {name: payload[name] for name in checked}
+        if odd := payload.keys() ^ recomputed.keys():
             raise CertificateError(f"payload: {brief(min(odd))} is missing, or is nothing that can be verified")
-        for name, value in again.items():
+        for name, value in recomputed.items():
             if type(payload[name]) is not type(value) or payload[name] != value:
                 raise CertificateError(
                     f"{name}: the payload says {brief(payload[name])}, the integers give {brief(value)}"
@@ -177,11 +177,12 @@ def exp_lower_bound(epsilon: float | Fraction, bits: int = 160) -> Fraction:
 
 def log_upper_bound(ratio: Fraction) -> float:
     """Return the least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
-    near = Fraction(math.log(ratio))
-    near += ratio / exp_lower_bound(near) - 1  # One Newton step makes it accurate to a float's rounding, also near 0.
-    start = max(0.0, float(near))
-    below = first_feasible(floats_from(start, -1.0), lambda epsilon: epsilon <= 0 or exp_lower_bound(epsilon) < ratio)
-    return first_feasible(floats_from(max(below, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)
+    estimate = Fraction(math.log(ratio))
+    # One Newton step makes it accurate to a float's rounding, also near 0.
+    estimate += ratio / exp_lower_bound(estimate) - 1
+    start = max(0.0, float(estimate))
+    start = first_feasible(floats_from(start, -1.0), lambda epsilon: epsilon <= 0 or exp_lower_bound(epsilon) < ratio)
+    return first_feasible(floats_from(max(start, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)
 
 
 def check_totals(bits: int, totals: list[int]) -> None:

@@ -37,19 +37,19 @@ _MAX_REFERRED = 1 << 25  # Of all references: a short form may name one list man
 _MAX_BYTES = 10  # Of a distance: below 2^67.
 
 
-def _prediction(order: int, before: Sequence[int], at: int) -> int:
-    a = before[at - 1] if at else 0
-    if order < 2 or at < order or 0 in before[at - order : at]:
+def _prediction(order: int, before: Sequence[int], index: int) -> int:
+    a = before[index - 1] if index else 0
+    if order < 2 or index < order or 0 in before[index - order : index]:
         return a if order else 0
-    b = before[at - 2]
-    prediction = a * a // b if order == 2 else a**3 * before[at - 3] // b**3
+    b = before[index - 2]
+    prediction = a * a // b if order == 2 else a**3 * before[index - 3] // b**3
     return prediction if prediction < _LIMIT else a
 
 
 def _distances(values: Sequence[int], order: int) -> bytes:
     text = bytearray()
-    for at, value in enumerate(values):
-        d = value - _prediction(order, values, at)
+    for index, value in enumerate(values):
+        d = value - _prediction(order, values, index)
         number = 2 * d if d >= 0 else -2 * d - 1
         while number > 127:
             text.append(number & 127 | 128)
@@ -62,25 +62,25 @@ def pack(values: Sequence[int]) -> Mapping[str, object]:
     """Return integers from 0 to 2^64 - 1 as a short JSON form."""
     values = list(values)
     mirrored = values == values[::-1]
-    half = values[: (len(values) + 1) // 2] if mirrored else values
-    start = max(0, len(half) // 2 - _TRIED // 2)
-    order = min(_ORDERS, key=lambda order: len(zlib.compress(_distances(half[start : start + _TRIED], order), 9)))
-    data = base64.b64encode(zlib.compress(_distances(half, order), 7)).decode()  # 9 takes nine times as long.
+    stored = values[: (len(values) + 1) // 2] if mirrored else values
+    start = max(0, len(stored) // 2 - _TRIED // 2)
+    order = min(_ORDERS, key=lambda order: len(zlib.compress(_distances(stored[start : start + _TRIED], order), 9)))
+    data = base64.b64encode(zlib.compress(_distances(stored, order), 7)).decode()  # 9 takes nine times as long.
     return {"count": len(values), "mirrored": mirrored, "order": order, "data": data}
 
 
-def unpack(form: Mapping[str, object]) -> list[int]:
+def unpack(packed: Mapping[str, object]) -> list[int]:
     """Return the integers of a form of ``pack``, in time proportional to their number; ValueError if it is not one."""
-    if type(form) is not dict or form.keys() != {"count", "mirrored", "order", "data"}:
-        raise ValueError(f"integers: {brief(form)} must have count, mirrored, order and data")
-    count, order = integer("count", form["count"]), integer("order", form["order"])
-    if not 0 <= count <= MAX_WEIGHTS or order not in _ORDERS or type(form["mirrored"]) is not bool:
+    if type(packed) is not dict or packed.keys() != {"count", "mirrored", "order", "data"}:
+        raise ValueError(f"integers: {brief(packed)} must have count, mirrored, order and data")
+    count, order = integer("count", packed["count"]), integer("order", packed["order"])
+    if not 0 <= count <= MAX_WEIGHTS or order not in _ORDERS or type(packed["mirrored"]) is not bool:
         raise ValueError(
             f"integers: count must be from 0 to {MAX_WEIGHTS}, order from 0 to 3, and mirrored true or false"
         )
-    stored = (count + 1) // 2 if form["mirrored"] else count
+    stored = (count + 1) // 2 if packed["mirrored"] else count
     values, number, shift = list[int](), 0, 0
-    for byte in _bytes(form["data"], stored * _MAX_BYTES):
+    for byte in _bytes(packed["data"], stored * _MAX_BYTES):
         number |= (byte & 127) << shift
         shift += 7
         if byte > 127:
@@ -94,7 +94,7 @@ def unpack(form: Mapping[str, object]) -> list[int]:
         number = shift = 0
     if shift or len(values) != stored:
         raise ValueError(f"integers: {len(values)} whole ones, not {stored}")
-    return values + values[: count // 2][::-1] if form["mirrored"] else values
+    return values + values[: count // 2][::-1] if packed["mirrored"] else values
 
 
 _ARRAYS = {"int": np.dtype("<i8"), "float": np.dtype("<f8")}
@@ -103,23 +103,23 @@ _MAX_ENTRIES = 1 << 24  # Of an array.
 
 def pack_array(array: np.ndarray) -> Mapping[str, object]:
     """Return a vector of int64 or float64 as a short JSON form: zlib of its numbers' first bytes, second bytes, ..."""
-    kind = "float" if array.dtype.kind == "f" else "int"
-    planes = np.ascontiguousarray(array, _ARRAYS[kind]).view(np.uint8).reshape(-1, 8).T
+    number_type = "float" if array.dtype.kind == "f" else "int"
+    planes = np.ascontiguousarray(array, _ARRAYS[number_type]).view(np.uint8).reshape(-1, 8).T
     data = base64.b64encode(zlib.compress(np.ascontiguousarray(planes).tobytes(), 6)).decode()
-    return {"count": len(array), "type": kind, "data": data}
+    return {"count": len(array), "type": number_type, "data": data}
 
 
-def unpack_array(form: Mapping[str, object]) -> np.ndarray:
+def unpack_array(packed: Mapping[str, object]) -> np.ndarray:
     """Return the vector of a form of ``pack_array``; ValueError if it is not one, or a number is not finite."""
-    if type(form) is not dict or form.keys() != {"count", "type", "data"} or form["type"] not in _ARRAYS:
-        raise ValueError(f"array: {brief(form)} must have count, type and data")
-    if not 0 <= (count := integer("count", form["count"])) <= _MAX_ENTRIES:
+    if type(packed) is not dict or packed.keys() != {"count", "type", "data"} or packed["type"] not in _ARRAYS:
+        raise ValueError(f"array: {brief(packed)} must have count, type and data")
+    if not 0 <= (count := integer("count", packed["count"])) <= _MAX_ENTRIES:
         raise ValueError(f"array: count must be from 0 to {_MAX_ENTRIES}")
-    text = _bytes(form["data"], 8 * count)
+    text = _bytes(packed["data"], 8 * count)
     if len(text) != 8 * count:
         raise ValueError(f"array: has {len(text)} bytes, not {8 * count}")
     planes = np.frombuffer(text, np.uint8).reshape(8, count)
-    array = np.ascontiguousarray(planes.T).view(_ARRAYS[form["type"]]).reshape(count)
+    array = np.ascontiguousarray(planes.T).view(_ARRAYS[packed["type"]]).reshape(count)
     if not np.isfinite(array).all():
         raise ValueError("array: a number is not finite")
     return array
@@ -139,24 +139,24 @@ def _bytes(data: str, most: int) -> bytes:
     return text
 
 
-def with_references(form: object, integers: dict[str, object]) -> object:
+def with_references(payload: object, integers: dict[str, object]) -> object:
     """Return a JSON form whose long lists of integers are references to ``integers``, to which they are added, packed.
 
     A reference is {"integers": the SHA-256 of the JSON of the list}.
     """
-    if isinstance(form, dict):
-        return {name: with_references(value, integers) for name, value in form.items()}
-    if not isinstance(form, list | tuple):
-        return form
-    if len(form) < _MIN_LENGTH or not all(type(value) is int and 0 <= value < _LIMIT for value in form):
-        return [with_references(value, integers) for value in form]
-    digest = digest_of(form)
+    if isinstance(payload, dict):
+        return {name: with_references(value, integers) for name, value in payload.items()}
+    if not isinstance(payload, list | tuple):
+        return payload
+    if len(payload) < _MIN_LENGTH or not all(type(value) is int and 0 <= value < _LIMIT for value in payload):
+        return [with_references(value, integers) for value in payload]
+    digest = json_digest(payload)
     if digest not in integers:
-        integers[digest] = pack(form)
+        integers[digest] = pack(payload)
     return {"integers": digest}
 
 
-def without_references(form: object, integers: Mapping[str, object]) -> object:
+def without_references(payload: object, integers: Mapping[str, object]) -> object:
     """Return a form of ``with_references`` with its lists; ValueError for integers of another hash, or unused ones."""
     if type(integers) is not dict or not all(type(packed) is dict for packed in integers.values()):
         raise ValueError(f"integers: {brief(integers)} must be an object of packed integers")
@@ -164,66 +164,66 @@ def without_references(form: object, integers: Mapping[str, object]) -> object:
     if sum(abs(integer("integers: count", packed.get("count"))) for packed in integers.values()) > _MAX_INTEGERS:
         raise ValueError(f"integers: more than {_MAX_INTEGERS} in all")
     lists = {digest: unpack(packed) for digest, packed in integers.items()}
-    if altered := [digest for digest, values in lists.items() if digest_of(values) != digest]:
+    if altered := [digest for digest, values in lists.items() if json_digest(values) != digest]:
         raise ValueError(f"integers: those of {brief(altered[0])} have another SHA-256")
-    used = Counter[str]()
+    reference_counts = Counter[str]()
     try:
-        form = _resolved(form, lists, used)
+        payload = _resolved(payload, lists, reference_counts)
     except RecursionError as error:
         raise ValueError("certificates: lists and objects are nested too deeply") from error
-    if unused := sorted(lists.keys() - used):
+    if unused := sorted(lists.keys() - reference_counts):
         raise ValueError(f"integers: {brief(unused[0])} is used nowhere")
-    if sum(len(lists[digest]) * count for digest, count in used.items()) > _MAX_REFERRED:
+    if sum(len(lists[digest]) * count for digest, count in reference_counts.items()) > _MAX_REFERRED:
         raise ValueError(f"integers: their references have more than {_MAX_REFERRED} in all")
-    return form
+    return payload
 
 
-def _resolved(form: object, lists: Mapping[str, list[int]], used: Counter[str]) -> object:
-    if type(form) is list:
-        return [_resolved(value, lists, used) for value in form]
-    if type(form) is not dict:
-        return form
-    if form.keys() != {"integers"}:
-        return {name: _resolved(value, lists, used) for name, value in form.items()}
-    digest = form["integers"]
+def _resolved(payload: object, lists: Mapping[str, list[int]], reference_counts: Counter[str]) -> object:
+    if type(payload) is list:
+        return [_resolved(value, lists, reference_counts) for value in payload]
+    if type(payload) is not dict:
+        return payload
+    if payload.keys() != {"integers"}:
+        return {name: _resolved(value, lists, reference_counts) for name, value in payload.items()}
+    digest = payload["integers"]
     if type(digest) is not str or digest not in lists:
         raise ValueError(f"integers: {brief(digest)} is missing")
-    used[digest] += 1
+    reference_counts[digest] += 1
     return lists[digest]
 
 
-def digest_of(form: object) -> str:
+def json_digest(payload: object) -> str:
     """Return the SHA-256 of a JSON form whose keys are sorted, in hexadecimal."""
-    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
 def short_certificates(columns: list[dict[str, object]]) -> Mapping[str, object]:
     """Let columns of a sidecar name their certificates by a hash, and return these, each once, with packed integers."""
     certificates, integers = dict[str, Any](), dict[str, Any]()
     for column in columns:
-        digest = digest_of(column["certificate"])
+        digest = json_digest(column["certificate"])
         certificates[digest], column["certificate"] = column["certificate"], {"sha256": digest}
     return {"certificates": with_references(certificates, integers), "integers": integers}
 
 
-def full_certificates(form: Mapping[str, Any]) -> JsonObject:
+def full_certificates(sidecar: Mapping[str, Any]) -> JsonObject:
     """Return a sidecar whose columns have their certificates; ValueError if one is missing, altered or of no column."""
-    rest = {name: value for name, value in form.items() if name not in ("certificates", "integers")}
-    certificates = without_references(form.get("certificates", {}), form.get("integers", {}))
+    fields = {name: value for name, value in sidecar.items() if name not in ("certificates", "integers")}
+    certificates = without_references(sidecar.get("certificates", {}), sidecar.get("integers", {}))
     if type(certificates) is not dict:
         raise ValueError(f"certificates: {brief(certificates)} must be an object")
-    used, columns = set[str](), []
-    for column in form["columns"]:
-        own = column.get("certificate") if type(column) is dict else None
-        if type(own) is dict and own.keys() == {"sha256"}:
-            digest = own["sha256"]
+    digests, columns = set[str](), []
+    for column in sidecar["columns"]:
+        certificate = column.get("certificate") if type(column) is dict else None
+        if type(certificate) is dict and certificate.keys() == {"sha256"}:
+            digest = certificate["sha256"]
             if type(digest) is not str or type(certificates.get(digest)) is not dict:
                 raise ValueError(f"certificates: {brief(digest)} is missing")
             column = {**column, "certificate": certificates[digest]}
-            used.add(digest)
+            digests.add(digest)
         columns.append(column)
-    if unused := sorted(certificates.keys() - used):
+    if unused := sorted(certificates.keys() - digests):
         raise ValueError(f"certificates: {brief(unused[0])} is of no column")
-    if altered := sorted(digest for digest in used if digest_of(certificates[digest]) != digest):
+    if altered := sorted(digest for digest in digests if json_digest(certificates[digest]) != digest):
         raise ValueError(f"certificates: {brief(altered[0])} has another SHA-256")
-    return {**rest, "columns": columns}
+    return {**fields, "columns": columns}

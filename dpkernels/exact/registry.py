@@ -55,7 +55,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
     threshold: int  # The first table is used where the choice word, of 32 bits, is below it.
 
     facts = ("epsilon", "realised_epsilon", "threshold", "lowest", "highest", "worst_variance")
-    parts: ClassVar[Mapping[str, str]] = {"first": "first", "second": "second"}
+    components: ClassVar[Mapping[str, str]] = {"first": "first", "second": "second"}
 
     def __post_init__(self) -> None:
         for component in (self.first, self.second):
@@ -126,13 +126,13 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
     sampled: int  # s
 
     facts = ("epsilon", "realised_epsilon", "dimensions", "sampled")
-    parts: ClassVar[Mapping[str, str]] = {"coordinate": "coordinate"}
+    components: ClassVar[Mapping[str, str]] = {"coordinate": "coordinate"}
 
     def __post_init__(self) -> None:
         if not isinstance(self.coordinate, WindowCertificate | MixtureCertificate | RowCertificate):
             raise CertificateError(f"coordinate: {type(self.coordinate).__name__} is not of pure epsilon-DP")
-        if (near := getattr(self.coordinate, "sensitivity", None)) is not None:
-            raise CertificateError(f"coordinate: is for inputs {shortest(near)} apart, not for any two")
+        if (sensitivity := getattr(self.coordinate, "sensitivity", None)) is not None:
+            raise CertificateError(f"coordinate: is for inputs {shortest(sensitivity)} apart, not for any two")
         checks.integer_in("dimensions", self.dimensions, 1, 1 << 31)
         checks.integer_in("sampled", self.sampled, 1, self.dimensions)
 
@@ -159,10 +159,10 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
     def lines(self) -> list[tuple[str, str]]:
         coordinates = f"{self.sampled} of {self.dimensions} coordinates, {shortest(self.coordinate.epsilon)} each"
-        share = f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}"
+        error = f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}"
         return [
             ("epsilon", f"{shortest(self.epsilon)} a vector: {coordinates}, on [-1, 1]"),
-            ("coordinates", f"a cyclic run from a uniform start, each within a relative {share}"),
+            ("coordinates", f"a cyclic run from a uniform start, each within a relative {error}"),
         ]
 
 

@@ -17,7 +17,7 @@ from dpkernels.budgets.filters import EpsilonDelta, format_amount, plus
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.packed import digest_of, with_references, without_references
+from dpkernels.exact.packed import json_digest, with_references, without_references
 from dpkernels.exact.registry import Certificate
 from dpkernels.numerics import MAX_EXPONENT
 from dpkernels.session.results import Result
@@ -63,7 +63,7 @@ def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, ne
             if part.certificate is not None:
                 distribution = "bounded" if part.delta else "discrete Laplace"
                 noise = f"{distribution} noise in steps of {shortest(part.step)}, sensitivity {part.sensitivity} steps"
-                noise += f", certificate {digest_of(part.certificate.to_dict())[:16]}"
+                noise += f", certificate {json_digest(part.certificate.to_dict())[:16]}"
             lines.append(f"  {part.label}: {cost}; {noise}")
     replaced = f"epsilon {format_amount(2 * spent.epsilon)}"
     if spent.delta:
@@ -94,7 +94,7 @@ def to_dict(
             fields = {name: getattr(part, name) for name in _PART_FIELDS}
             if part.certificate is not None:
                 certificate = part.certificate.to_dict()
-                fields["certificate"] = digest_of(certificate)
+                fields["certificate"] = json_digest(certificate)
                 certificates[fields["certificate"]] = certificate
             parts.append(fields)
         releases.append(
@@ -145,7 +145,7 @@ def _verified(saved: JsonObject) -> list[str]:
     if saved["format"] == FORMAT:
         payloads = without_references(payloads, saved["integers"])
     for digest, payload in payloads.items():
-        if digest_of(payload) != digest:
+        if json_digest(payload) != digest:
             raise CertificateError(f"certificate {digest[:16]} was altered")
         certificates[digest] = Certificate.from_dict(payload)
     lines = [

@@ -163,7 +163,7 @@ class BoundedCertificate(Certificate):
     ratio: Fraction  # The largest of any report's probability between two neighbouring inputs.
     table: Any  # The integers, for independent verification.
 
-    parts: ClassVar[Mapping[str, str]] = {"table": "table"}
+    components: ClassVar[Mapping[str, str]] = {"table": "table"}
     is_unbiased: ClassVar[bool] = True
     table_type: ClassVar[type[Any]]
 
@@ -188,7 +188,7 @@ class BoundedCertificate(Certificate):
 
     @classmethod
     def certified(cls, payload: Mapping[str, object]) -> Self:
-        (table,) = cls.parts
+        (table,) = cls.components
         sensitivity = payload.get("sensitivity")
         distance = None if sensitivity is None else real("sensitivity", sensitivity)
         return cls.of(cls.table_type.from_dict(payload[table]), real("epsilon", payload["epsilon"]), distance)

@@ -46,8 +46,8 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
         short = slope * (i - (n - 1) // 2) - sum(map(mul, weights, places))
         rows.append(_repaired(weights, places, total - sum(weights), short, unit))
     lower, upper, reach = (float(value) for value in (mechanism.lower, mechanism.upper, mechanism.reach))
-    fits = 2 * reach <= (upper - lower) * (1 + 1e-12)
-    ends = (lower, upper) if fits else outer_ends(lower, upper, Fraction(reach))
+    is_covered = 2 * reach <= (upper - lower) * (1 + 1e-12)
+    ends = (lower, upper) if is_covered else outer_ends(lower, upper, Fraction(reach))
     return RowTable(np.array(rows, np.uint64), places, bits, *ends, lower, upper)
 
 

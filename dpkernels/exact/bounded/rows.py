@@ -151,7 +151,7 @@ class RowCertificate(BoundedCertificate, kind="rows"):
     """Verified facts about one row table. The sensitivity is None if any two inputs are neighbours."""
 
     facts = (*BoundedCertificate.facts, "sensitivity", "cells")
-    parts: ClassVar[Mapping[str, str]] = {"row_table": "table"}
+    components: ClassVar[Mapping[str, str]] = {"row_table": "table"}
 
     table_type = RowTable
 

@@ -111,9 +111,9 @@ def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
     return reports
 
 
-def report_constants(middle: Fraction, half: Fraction) -> tuple[float, float, float]:
+def report_constants(middle: Fraction, half_step: Fraction) -> tuple[float, float, float]:
     """Return the middle, and half a step as a sum of two numbers of 29 bits: products are exact, fused or not."""
-    coarse, fine = split_products([half], Fraction(1))
+    coarse, fine = split_products([half_step], Fraction(1))
     return float(middle), float(coarse[0]), float(fine[0])
 
 

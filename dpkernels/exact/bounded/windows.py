@@ -121,12 +121,12 @@ class WindowTable(BoundedTable):
         between two rows adds f (1 - f) (k + c) gap^2. With two rows this rounding is itself a parabola, and there is
         no other term.
         """
-        half, k = self.shifts * self.gap / 2, self.slope**2
+        half_span, k = self.shifts * self.gap / 2, self.slope**2
         end = max(self.row_variance(0), self.row_variance(self.shifts))
         if self.shifts == 1:
-            return end + k * half**2, -k, Fraction(0)
+            return end + k * half_span**2, -k, Fraction(0)
         c = k * (Fraction(self.total, self.window_total) - 1)
-        return end - c * half**2, c, (k + c) * self.gap**2 / 4
+        return end - c * half_span**2, c, (k + c) * self.gap**2 / 4
 
     @property
     def worst_variance(self) -> Fraction:

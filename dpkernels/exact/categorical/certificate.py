@@ -61,7 +61,7 @@ class CategoryCertificate(Certificate):
     threshold: int  # The report supports the true category where a word is below it.
     bits: int  # of that word
 
-    parts: ClassVar[Mapping[str, str]] = {}
+    components: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[tuple[str, ...]] = ("epsilon", "categories", "threshold", "bits", "ratio", "realised_epsilon")
     inputs: ClassVar[str] = "categories"
 
@@ -73,10 +73,10 @@ class CategoryCertificate(Certificate):
         if not 0 < self.threshold < 1 << self.bits:
             raise CertificateError(f"threshold: {self.threshold} is not in 1..2^{self.bits} - 1")
         choices, size = self._choices
-        rest = (1 << self.bits) - self.threshold
-        if size == 1 and rest % (choices - 1):
+        spare = (1 << self.bits) - self.threshold
+        if size == 1 and spare % (choices - 1):
             raise CertificateError(
-                f"threshold: leaves {rest} words, which are no {choices - 1} runs of one length for the other choices"
+                f"threshold: leaves {spare} words, which are no {choices - 1} runs of one length for the other choices"
             )
         if self.ratio <= 1:
             raise CertificateError(f"threshold: {self.threshold} carries no signal; a ratio is {float(self.ratio):.6g}")
@@ -136,7 +136,7 @@ class CategoryCertificate(Certificate):
             ("total weight", f"2^{self.bits}, of which {self.threshold} support the true category"),
         ]
 
-    def _few(self, reports: int) -> None:
+    def _check_enumerable(self, reports: int) -> None:
         if reports * self.categories > _MAX_ENUMERATED:
             raise ValueError(f"channel: {reports} reports of {self.categories} categories are too many to enumerate")
 
@@ -179,9 +179,9 @@ class SetCertificate(CategoryCertificate, kind="set of categories"):
 
     def channel(self) -> list[list[Fraction]]:
         d, k, p = self.categories, self.size, self.probability
-        self._few(math.comb(d, k))
-        inside, outside = p / math.comb(d - 1, k - 1), (1 - p) / math.comb(d - 1, k)
-        return [[inside if x in members else outside for members in combinations(range(d), k)] for x in range(d)]
+        self._check_enumerable(math.comb(d, k))
+        supporting, opposing = p / math.comb(d - 1, k - 1), (1 - p) / math.comb(d - 1, k)
+        return [[supporting if x in members else opposing for members in combinations(range(d), k)] for x in range(d)]
 
 
 @dataclass(frozen=True)
@@ -235,10 +235,10 @@ class BlockCertificate(CategoryCertificate, kind="block of categories"):
 
     def channel(self) -> list[list[Fraction]]:
         mechanism, p = self._mechanism, self.probability
-        self._few(mechanism.outcomes)
+        self._check_enumerable(mechanism.outcomes)
         supports = mechanism.supports(mechanism.all_reports()).T
-        own, other = (one / mechanism.directions for one in (p, (1 - p) / (self.blocks - 1)))
-        return [[own if is_own else other for is_own in row] for row in supports.tolist()]
+        supporting, opposing = p / mechanism.directions, (1 - p) / (self.blocks - 1) / mechanism.directions
+        return [[supporting if is_supported else opposing for is_supported in row] for row in supports.tolist()]
 
 
 def _number(mechanism: Categorical) -> float:

@@ -33,7 +33,7 @@ class PrefixCertificate(Certificate, kind="prefixes"):
     epsilon: float
     levels: tuple[BlockCertificate, ...]
 
-    parts: ClassVar[dict[str, str]] = {}  # The levels have names of their own.
+    components: ClassVar[dict[str, str]] = {}  # The levels have names of their own.
     facts: ClassVar[tuple[str, ...]] = ("epsilon", "categories", "realised_epsilon")
     inputs: ClassVar[str] = "values"
 
@@ -62,7 +62,7 @@ class PrefixCertificate(Certificate, kind="prefixes"):
         levels: tuple[Any, ...] = tuple(Certificate.from_dict(payload[name]) for name in names)
         return cls(real("epsilon", payload["epsilon"]), levels)
 
-    def _parts(self) -> dict[str, Any]:
+    def _components(self) -> dict[str, Any]:
         return {f"level_{number}": level for number, level in enumerate(self.levels)}
 
     @property
@@ -96,8 +96,8 @@ class PrefixSampler(CategorySampler):
         out = np.empty(count, plan.report_dtype)
         for number, sampler in enumerate(self.levels):
             rows = np.flatnonzero(level == np.uint64(number))
-            made = sampler.respond(plan.prefixes(codes[rows], number), *(word[rows] for word in words))
-            out[rows] = made.astype(np.int64) + plan.offsets[number]
+            level_reports = sampler.respond(plan.prefixes(codes[rows], number), *(word[rows] for word in words))
+            out[rows] = level_reports.astype(np.int64) + plan.offsets[number]
         return out
 
     @property

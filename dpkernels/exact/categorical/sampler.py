@@ -67,8 +67,9 @@ class CategorySampler(abc.ABC):
         """Return randomised response: ``true``, or one of the g - 1 other choices."""
         T, bits = self.certificate.threshold, self.certificate.bits
         t = words.dtype.type(((1 << bits) - T) // (choices - 1))
-        other = ((words - words.dtype.type(T)) // t).astype(np.int64)  # Where the word is below T, it is not used.
-        return np.where(self._has_true(words), true, other + (other >= true))
+        # The index of the choice among the others; where the word is below T, it is not used.
+        index = ((words - words.dtype.type(T)) // t).astype(np.int64)
+        return np.where(self._has_true(words), true, index + (index >= true))
 
 
 def stream_words(key: bytes, stream: int, start: int, count: int) -> np.ndarray:
@@ -131,24 +132,24 @@ class SetSampler(CategorySampler):
         source, rows, end = host.Keystream(key), self.rows, start + len(codes)
         for block in range(start // rows, -(-end // rows)):
             low, high = max(start, block * rows), min(end, (block + 1) * rows)
-            place, inside = slice(low - start, high - start), slice(low - block * rows, high - block * rows)
+            out_rows, block_rows = slice(low - start, high - start), slice(low - block * rows, high - block * rows)
             has_true = self._has_true(stream_words(key, RESPONSE_STREAM, block * rows, rows))
             # The sets of a whole block are drawn where they are returned.
-            sets = out[place] if high - low == rows else np.empty((rows, 2 * words), np.uint8)
+            sets = out[out_rows] if high - low == rows else np.empty((rows, 2 * words), np.uint8)
             self._sets.draw(
                 source, SET_STREAM, block, self.mechanism.size - has_true.astype(np.uint16), sets.view("<u2")
             )
-            out[place] = self._placed(sets[inside], has_true[inside], codes[place])
+            out[out_rows] = self._with_true_bits(sets[block_rows], has_true[block_rows], codes[out_rows])
         return out if width == 2 * words else np.ascontiguousarray(out[:, :width])
 
-    def _placed(self, sets: np.ndarray, has_true: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    def _with_true_bits(self, sets: np.ndarray, has_true: np.ndarray, codes: np.ndarray) -> np.ndarray:
         """Exchange the bits of the true and the last category, and set the true one's bit where it is in the set."""
         width, last = sets.shape[1], self.mechanism.categories - 1
         flat = sets.reshape(-1)
-        at, bit = np.arange(len(codes)) * width + (codes >> 3), (codes & 7).astype(np.uint8)
-        byte, own = flat[at], has_true.view(np.uint8)
+        index, bit = np.arange(len(codes)) * width + (codes >> 3), (codes & 7).astype(np.uint8)
+        byte, true_bit = flat[index], has_true.view(np.uint8)
         moved = byte >> bit & np.uint8(1)  # The bit of the last category is none of the slots', and 0.
-        flat[at] = byte & ~(np.uint8(1) << bit) | own << bit
+        flat[index] = byte & ~(np.uint8(1) << bit) | true_bit << bit
         sets[:, last >> 3] |= moved << np.uint8(last & 7)
         return sets
 

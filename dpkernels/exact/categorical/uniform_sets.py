@@ -48,13 +48,13 @@ Fresh = Callable[[int, str], np.ndarray]
 
 
 class Split:
-    """A split of ``size`` slots: the exact distribution of the members among the first ``part`` ones.
+    """A split of ``size`` slots: the exact distribution of the members among the first ``first_size`` ones.
 
     Rows of the table are made when they are first needed. A draw depends only on U, and not on which rows there are.
     """
 
-    def __init__(self, size: int, part: int) -> None:
-        self.size, self.part = size, part
+    def __init__(self, size: int, first_size: int) -> None:
+        self.size, self.first_size = size, first_size
         # Pages that are never written take no memory. A count c is held as c + 1.
         self.cells = np.zeros((size + 1) << _CELL_DIGITS, np.uint16)
         self._is_ready = np.zeros(size + 1, bool)
@@ -65,33 +65,34 @@ class Split:
     def _first(self, need: int) -> int:
         """Return the count that has the first interval: a little below the likely ones."""
         low, high = self._range(need)
-        mean = need * self.part / self.size
-        variance = mean * (self.size - self.part) * (self.size - need) / max(1, self.size * (self.size - 1))
+        mean = need * self.first_size / self.size
+        variance = mean * (self.size - self.first_size) * (self.size - need) / max(1, self.size * (self.size - 1))
         return min(max(low, math.floor(mean - _DEVIATIONS * math.sqrt(variance))), high)
 
     def _range(self, need: int) -> tuple[int, int]:
-        return max(0, need - (self.size - self.part)), min(self.part, need)
+        return max(0, need - (self.size - self.first_size)), min(self.first_size, need)
 
     def _ratios(self, need: int, first: int) -> Iterator[Iterator[tuple[int, int, int]]]:
         """Yield the counts above the first one, and those below it, with the ratio of each weight to the one before."""
-        part, (low, high) = self.part, self._range(need)
-        spare = self.size - part - need
-        yield ((c, (part - c + 1) * (need - c + 1), c * (spare + c)) for c in range(first + 1, high + 1))
-        yield ((c, (c + 1) * (spare + c + 1), (part - c) * (need - c)) for c in range(first - 1, low - 1, -1))
+        first_size, (low, high) = self.first_size, self._range(need)
+        spare = self.size - first_size - need
+        yield ((c, (first_size - c + 1) * (need - c + 1), c * (spare + c)) for c in range(first + 1, high + 1))
+        yield ((c, (c + 1) * (spare + c + 1), (first_size - c) * (need - c)) for c in range(first - 1, low - 1, -1))
 
     def weights(self, need: int) -> Iterator[tuple[int, int]]:
         """Yield every count with its weight, of a total of C(size, need), in the order of their intervals."""
         first = self._first(need)
-        yield first, (at_first := math.comb(self.part, first) * math.comb(self.size - self.part, need - first))
+        first_weight = math.comb(self.first_size, first) * math.comb(self.size - self.first_size, need - first)
+        yield first, first_weight
         for ratios in self._ratios(need, first):
-            weight = at_first
+            weight = first_weight
             for count, numerator, denominator in ratios:
                 weight = weight * numerator // denominator
                 yield count, weight
 
     def _weight_bounds(self, need: int) -> tuple[list[tuple[int, int, int]], int]:
         """Return likely counts with bounds of their weights over the first one's, in units, and a bound of the rest."""
-        bounds, rest = [(first := self._first(need), _UNITS, _UNITS)], 0
+        bounds, rest_bound = [(first := self._first(need), _UNITS, _UNITS)], 0
         for ratios in self._ratios(need, first):
             low = high = _UNITS
             for count, numerator, denominator in ratios:
@@ -99,33 +100,33 @@ class Split:
                 bounds.append((count, low, high))
                 # Ratios fall, so no later weight is larger.
                 if numerator < denominator and high * self.size < _NEGLIGIBLE:
-                    rest += high * self.size
+                    rest_bound += high * self.size
                     break
-        return bounds, rest
+        return bounds, rest_bound
 
     def intervals(self, need: int) -> tuple[list[int], list[int]]:
         """Return counts, and the first digits of where each one's interval begins, until those of the rest agree."""
-        bounds, rest = self._weight_bounds(need)
-        least, most = sum(low for _, low, _ in bounds), sum(high for _, _, high in bounds) + rest
+        bounds, rest_bound = self._weight_bounds(need)
+        least, most = sum(low for _, low, _ in bounds), sum(high for _, _, high in bounds) + rest_bound
         # What is left out above the likely counts lies below the intervals of those under the first one.
-        counts, starts, below, below_at_most = [], [], 0, rest
+        counts, starts, lower, upper = [], [], 0, rest_bound
         for count, low, high in bounds:
-            if (start := (below << _DIGITS) // most) != (below_at_most << _DIGITS) // least:
+            if (start := (lower << _DIGITS) // most) != (upper << _DIGITS) // least:
                 return self._exact_intervals(need)
             counts.append(count)
             starts.append(start)
             if start == (1 << _DIGITS) - 1:
                 return counts, starts
-            below, below_at_most = below + low, below_at_most + high
-        return (counts, starts) if rest == 0 else self._exact_intervals(need)
+            lower, upper = lower + low, upper + high
+        return (counts, starts) if rest_bound == 0 else self._exact_intervals(need)
 
     def _exact_intervals(self, need: int) -> tuple[list[int], list[int]]:
         """Return the same for all counts without bounds: a boundary may have no more than the first digits."""
-        total, below, starts, counts = math.comb(self.size, need), 0, [], []
+        total, cumulative, starts, counts = math.comb(self.size, need), 0, [], []
         for count, weight in self.weights(need):
             counts.append(count)
-            starts.append((below << _DIGITS) // total)
-            below += weight
+            starts.append((cumulative << _DIGITS) // total)
+            cumulative += weight
         return counts, starts
 
     def _prepare(self, needs: list[int]) -> None:
@@ -140,7 +141,7 @@ class Split:
                 self.cells[need << _CELL_DIGITS : (need + 1) << _CELL_DIGITS] = cells
                 self._boundaries[need] = starts + np.uint64(need << _DIGITS), counts
             ready = [self._boundaries[need] for need in sorted(self._boundaries)]
-            self._searched = np.concatenate([one[0] for one in ready]), np.concatenate([one[1] for one in ready])
+            self._searched = np.concatenate([row[0] for row in ready]), np.concatenate([row[1] for row in ready])
             self._is_ready[needs] = True
 
     def decide(self, needs: np.ndarray, digits: np.ndarray, fresh: Fresh) -> np.ndarray:
@@ -149,9 +150,9 @@ class Split:
             self._prepare(np.unique(needs[~is_ready]).tolist())
         starts, counts = self._searched
         keys = needs.astype(np.uint64) << np.uint64(_DIGITS) | digits
-        at = np.searchsorted(starts, keys, side="right") - 1
-        chosen = counts[at]
-        if (equal := starts[at] == keys).any():
+        index = np.searchsorted(starts, keys, side="right") - 1
+        chosen = counts[index]
+        if (equal := starts[index] == keys).any():
             for draw in np.flatnonzero(equal).tolist():
                 chosen[draw] = self.exact(int(needs[draw]), int(digits[draw]), _DIGITS, fresh)
         return chosen
@@ -162,9 +163,8 @@ class Split:
         while True:
             # The count whose interval contains the least number with these digits, and the end of the interval.
             ends, weights = accumulate(weight for _, weight in self.weights(need)), self.weights(need)
-            end, count = next(
-                (end, one) for end, (one, _) in zip(ends, weights, strict=True) if first * total < end << digits
-            )
+            intervals = zip(ends, weights, strict=True)
+            end, count = next((end, count) for end, (count, _) in intervals if first * total < end << digits)
             if (first + 1) * total <= end << digits:
                 return count
             first, digits = first << _MORE_DIGITS | int(fresh(1, "<u8")[0]), digits + _MORE_DIGITS
@@ -174,12 +174,12 @@ class Patterns:
     """The patterns of up to 16 slots, ordered by their members: for each number of these, a run of C(slots, j)."""
 
     def __init__(self, slots: int) -> None:
-        every = np.arange(1 << slots, dtype=np.uint16)
-        sizes = np.bitwise_count(every)
+        all_patterns = np.arange(1 << slots, dtype=np.uint16)
+        sizes = np.bitwise_count(all_patterns)
         self.runs = np.bincount(sizes).astype(np.uint64)  # C(slots, j)
         self.patterns = np.zeros((slots + 1) << _RUN_BITS, np.uint16)
         for members, run in enumerate(self.runs.tolist()):
-            self.patterns[members << _RUN_BITS :][:run] = every[sizes == members]
+            self.patterns[members << _RUN_BITS :][:run] = all_patterns[sizes == members]
         #: The low halves of products with a run that are below this are drawn again.
         self.refused = ((1 << _DIGITS) % self.runs).astype(np.uint32)
         self.most_refused = int(self.refused.max())
@@ -193,12 +193,12 @@ def patterns(slots: int) -> Patterns:
 
 @dataclass(frozen=True)
 class _Level:
-    """A level of the tree: parts are halved, and one part may be split off what is left."""
+    """A level of the tree: nodes are halved, and a node may be split off the slots that are in none yet."""
 
-    halves: Split | None  # of the parts, ``nodes`` of them
+    halves: Split | None  # of the ``nodes`` nodes
     nodes: int
-    off: Split | None  # the part that is split off the rest
-    takes_rest: bool = False  # whether the part is all of the rest
+    split_off: Split | None  # of the slots that are in no node
+    takes_all: bool = False  # whether all of these slots are the new node
 
 
 class _Scratch:
@@ -222,10 +222,11 @@ class UniformSets:
 
     def __init__(self, slots: int, leaf: int = LEAF) -> None:
         self.slots, self.leaf = slots, leaf
-        self.full, self.rest = divmod(slots, leaf)  # leaves with all slots, and the slots of another one
-        self.leaves = self.full + (self.rest > 0)
+        # The leaves with all slots, and the slots of another one.
+        self.full_leaves, self.last_leaf_slots = divmod(slots, leaf)
+        self.leaves = self.full_leaves + (self.last_leaf_slots > 0)
         self.levels = list(self._levels())
-        self.splits = sum(level.nodes + (level.off is not None) for level in self.levels)
+        self.splits = sum(level.nodes + (level.split_off is not None) for level in self.levels)
         #: rows that are drawn together
         self.rows = 1 << min(14, max(6, (_ROWS_OF_LEAVES // self.leaves).bit_length() - 1))
         #: 64-byte blocks of a stream that belong to these rows
@@ -233,13 +234,14 @@ class UniformSets:
         self._free: list[_Scratch] = []
 
     def _levels(self) -> Iterator[_Level]:
-        nodes, left = 0, self.slots
-        for exponent in reversed(range(self.full.bit_length())):
-            part = self.leaf << exponent
-            has_part = self.full >> exponent & 1
-            off = Split(left, part) if has_part and left > part else None
-            yield _Level(Split(2 * part, part) if nodes else None, nodes, off, bool(has_part and left == part))
-            nodes, left = 2 * nodes + has_part, left - part * has_part
+        nodes, remaining = 0, self.slots
+        for exponent in reversed(range(self.full_leaves.bit_length())):
+            size = self.leaf << exponent
+            has_node = self.full_leaves >> exponent & 1
+            halves = Split(2 * size, size) if nodes else None
+            split_off = Split(remaining, size) if has_node and remaining > size else None
+            yield _Level(halves, nodes, split_off, takes_all=bool(has_node and remaining == size))
+            nodes, remaining = 2 * nodes + has_node, remaining - size * has_node
 
     def draw(self, source: host.Keystream, stream: int, block: int, need: np.ndarray, out: np.ndarray) -> None:
         """Write the sets of a block of rows.
@@ -272,26 +274,26 @@ class UniformSets:
     def fill(self, scratch: _Scratch, need: np.ndarray, fresh: Fresh, out: np.ndarray) -> None:
         """Write the sets that the words of a scratch stand for; see ``draw``."""
         nodes, words = scratch.nodes, scratch.words
-        rest, used = need.copy(), 0
+        remaining, row = need.copy(), 0
         for level in self.levels:
             n = level.nodes
             if level.halves is not None:
                 nodes[n : 2 * n] = nodes[:n]
-                self._split(scratch, level.halves, nodes[:n], words[used : used + n], fresh)
+                self._split(scratch, level.halves, nodes[:n], words[row : row + n], fresh)
                 nodes[n : 2 * n] -= nodes[:n]
-                used += n
-            if level.takes_rest:
-                nodes[2 * n] = rest
-            elif level.off is not None:
-                nodes[2 * n] = rest
-                self._split(scratch, level.off, nodes[2 * n : 2 * n + 1], words[used : used + 1], fresh)
-                rest -= nodes[2 * n]
-                used += 1
-        if self.full:
-            self._choose(scratch, self.leaf, nodes[: self.full], words[used : used + self.full], fresh)
-        if self.rest:
-            nodes[self.full] = rest
-            self._choose(scratch, self.rest, nodes[self.full :], words[-1:], fresh)
+                row += n
+            if level.takes_all:
+                nodes[2 * n] = remaining
+            elif level.split_off is not None:
+                nodes[2 * n] = remaining
+                self._split(scratch, level.split_off, nodes[2 * n : 2 * n + 1], words[row : row + 1], fresh)
+                remaining -= nodes[2 * n]
+                row += 1
+        if self.full_leaves:
+            self._choose(scratch, self.leaf, nodes[: self.full_leaves], words[row : row + self.full_leaves], fresh)
+        if self.last_leaf_slots:
+            nodes[self.full_leaves] = remaining
+            self._choose(scratch, self.last_leaf_slots, nodes[self.full_leaves :], words[-1:], fresh)
         self._store(nodes, out)
 
     def _split(self, scratch: _Scratch, split: Split, needs: np.ndarray, words: np.ndarray, fresh: Fresh) -> None:
@@ -310,8 +312,8 @@ class UniformSets:
             counts -= np.uint16(1)
             open_draws.append(is_open + first)
             members.append(index[is_open] >> _CELL_DIGITS)
-        if len(at := np.concatenate(open_draws)):
-            flat[at] = split.decide(np.concatenate(members), word[at], fresh)
+        if len(open_index := np.concatenate(open_draws)):
+            flat[open_index] = split.decide(np.concatenate(members), word[open_index], fresh)
 
     def _choose(self, scratch: _Scratch, slots: int, needs: np.ndarray, words: np.ndarray, fresh: Fresh) -> None:
         """Replace the members of leaves by patterns of this number of slots."""
@@ -345,10 +347,10 @@ class UniformSets:
 
 def _redraw(product: np.ndarray, runs: np.ndarray, refused: np.ndarray, fresh: Fresh) -> None:
     """Draw the words again of which the products' low halves are refused, so that the high halves are uniform."""
-    again = np.flatnonzero(product.astype(np.uint32) < refused)
-    while len(again):
-        product[again] = runs[again] * fresh(len(again), "<u4")
-        again = again[product[again].astype(np.uint32) < refused[again]]
+    refused_index = np.flatnonzero(product.astype(np.uint32) < refused)
+    while len(refused_index):
+        product[refused_index] = runs[refused_index] * fresh(len(refused_index), "<u4")
+        refused_index = refused_index[product[refused_index].astype(np.uint32) < refused[refused_index]]
 
 
 @lru_cache(maxsize=8)

@@ -36,7 +36,7 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
 from dpkernels.exact.noise.grid import FINEST, GRID_LOG2_RANGE, WIDEST, NoiseGrid, grid, grids
-from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_share
+from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_probability
 from dpkernels.exact.noise.tail import check_pure
 from dpkernels.mechanisms.additive import NORMS
 from dpkernels.proven import proven
@@ -60,7 +60,7 @@ class AdditiveCertificate(Certificate):
     table: NoiseTable
 
     lattice: float | None = None  # The number of which every input is a multiple: on a lattice no input is rounded.
-    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
+    components: ClassVar[Mapping[str, str]] = {"noise": "table"}
 
     @property
     def worst_variance(self) -> Fraction:
@@ -90,10 +90,10 @@ class AdditiveCertificate(Certificate):
     def lines(self) -> list[tuple[str, str]]:
         table = self.table
         ends = " to ".join(f"{float(table.bin_width * code):.9g}" for code in table.ends)
-        beyond = f", and beyond in blocks of {table.tail.codes} without end" if table.tail else ""
+        tail_text = f", and beyond in blocks of {table.tail.codes} without end" if table.tail else ""
         return [
             ("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
-            ("noise", f"{table.ends[1] - table.ends[0] + 1} values from {ends}{beyond}"),
+            ("noise", f"{table.ends[1] - table.ends[0] + 1} values from {ends}{tail_text}"),
             (
                 "total weight",
                 f"2^{self.table.bits}"
@@ -131,28 +131,27 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
     @cached_property
     def bins_log2(self) -> int | None:
         """Return log2 of the bins into which ``grid`` cuts the sensitivity; None for another grid, as of a lattice."""
-        place = self.table.grid_log2, self.table.points_per_bin
+        table_grid, D = (self.table.grid_log2, self.table.points_per_bin), Fraction(self.sensitivity)
         try:
-            own = (p for p in range(-WIDEST, FINEST + 1) if grid(Fraction(self.sensitivity), Fraction(2) ** p) == place)
-            return next(own, None)
+            return next((p for p in range(-WIDEST, FINEST + 1) if grid(D, Fraction(2) ** p) == table_grid), None)
         except CertificateError:
             return None
 
     @proven("noise_tables#proof-for-the-entries-of-a-batch")
     def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return which entries have another budget, or are other cells apart on their grid than this certificate's."""
-        is_other = (claims["epsilon"] != self.epsilon) | (claims["delta"] != self.delta)
+        refused = (claims["epsilon"] != self.epsilon) | (claims["delta"] != self.delta)
         D = claims["sensitivity"]
         if self.bins_log2 is None:
-            return is_other | (self.sensitivity != D)
-        is_other |= ~((D > 0) & np.isfinite(D))
-        exponents, points, M = grids(np.where(is_other, self.sensitivity, D), self.bins_log2)
+            return refused | (self.sensitivity != D)
+        refused |= ~((D > 0) & np.isfinite(D))
+        exponents, points, M = grids(np.where(refused, self.sensitivity, D), self.bins_log2)
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
         if self.shift < 1:
             shift, apart = int(self.shift * (1 << 32)), -((-points << 32) // M)
         else:
             shift, apart = int(self.shift), -(-points // M)
-        return is_other | is_far | (apart != shift)
+        return refused | is_far | (apart != shift)
 
     def entry_grids(self, claims: Mapping[str, np.ndarray]) -> NoiseGrid:
         """Return the places of the table for the sensitivities of entries."""
@@ -204,7 +203,7 @@ def certify_noise(
     shift: int | Fraction = table.cells(Fraction(sensitivity))
     ratio = exp_lower_bound(epsilon)
     if is_mixed:
-        shift = rounding_share(table, Fraction(sensitivity))
+        shift = rounding_probability(table, Fraction(sensitivity))
         if shift >= 1:
             raise CertificateError(f"shift: is {shift}; cells are not wider than the sensitivity")
     if table.remainder:
@@ -223,12 +222,12 @@ def certify_noise(
     return NoiseCertificate(float(epsilon), float(delta), float(sensitivity), shift, realised, table)
 
 
-def check_delta(realised: Fraction, epsilon: float, delta: float, near: str) -> None:
+def check_delta(realised: Fraction, epsilon: float, delta: float, neighbours: str) -> None:
     """Refuse a delta above the claimed one."""
     if realised > rational(delta):
         raise CertificateError(
-            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(epsilon)} for {near}, above the "
-            f"claimed {shortest(delta)}"
+            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(epsilon)} for {neighbours}, above "
+            f"the claimed {shortest(delta)}"
         )
 
 
@@ -332,10 +331,11 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
     def lines(self) -> list[tuple[str, str]]:
         claim, code_norm = self.claim, "l1" if self.claim.sigma is None else "l2"
         budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
-        near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
+        neighbours = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
+        shift = shortest(float_at_least(self.shift))
         return [
             ("epsilon, delta", f"{budget}; attained delta at most {shortest(float_at_least(self.realised_delta))}"),
-            ("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {code_norm}"),
+            ("neighbours", f"{neighbours}, which is at most {shift} cells in {code_norm}"),
             *super().lines(),
         ]
 
@@ -350,8 +350,8 @@ def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertific
         )
     shift = claim.cells(table.bin_width, table.points_per_bin)
     realised = _realised(table, claim, shift)
-    near = f"{claim.dimensions} values {shortest(claim.sensitivity)} apart in {claim.norm}"
-    check_delta(realised, claim.epsilon, claim.delta, near)
+    neighbours = f"{claim.dimensions} values {shortest(claim.sensitivity)} apart in {claim.norm}"
+    check_delta(realised, claim.epsilon, claim.delta, neighbours)
     return VectorNoiseCertificate(claim, shift, realised, table)
 
 
@@ -382,17 +382,17 @@ def _realised(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
 def gaussian_distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian."""
     first, last = table.ends
-    far = max(-first, last) + 1
-    if not (sigma >= _MIN_CELLS and far <= MAX_DEVIATIONS * sigma):
+    radius = max(-first, last) + 1
+    if not (sigma >= _MIN_CELLS and radius <= MAX_DEVIATIONS * sigma):
         raise CertificateError(
-            f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
-            f"of at least {_MIN_CELLS} cells a sigma that reach at most {MAX_DEVIATIONS} can be judged"
+            f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(radius / sigma):.3g} sigma; only "
+            f"tables of at least {_MIN_CELLS} cells a sigma that reach at most {MAX_DEVIATIONS} can be judged"
         )
     is_fine = table.remainder is not None
-    masses, error = cell_masses(sigma, far, is_fine=is_fine)
+    masses, error = cell_masses(sigma, radius, is_fine=is_fine)
     weights, unit = table.outcomes, FIXED_BITS - table.bits
     if table.remainder:
         weights, unit = table.remainder.combined_weights(table.first, weights), unit - table.bits
     # The sum of the positive differences; cells beyond the table only have negative ones.
-    over = sum(max(0, (w << unit) - masses[abs(first + j)]) for j, w in enumerate(weights))
-    return Fraction(over, 1 << FIXED_BITS) + 2 * error
+    positive_mass = sum(max(0, (w << unit) - masses[abs(first + j)]) for j, w in enumerate(weights))
+    return Fraction(positive_mass, 1 << FIXED_BITS) + 2 * error

@@ -34,7 +34,7 @@ from dpkernels.exact.noise.certificate import (
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, cell_masses
 from dpkernels.exact.noise.grid import FINEST, GRID_BITS, WIDEST, cells_apart, grid
 from dpkernels.exact.noise.remainder import Remainder
-from dpkernels.exact.noise.table import NoiseTable, rounding_share
+from dpkernels.exact.noise.table import NoiseTable, rounding_probability
 from dpkernels.exact.noise.tail import Tail
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
@@ -77,7 +77,7 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
     def certified(codes: int, stretch: float) -> NoiseCertificate:
         build = noise_table if delta else endless_table
         table = build(mechanism.noise, Fraction(D), BITS, codes, stretch)
-        is_mixed = not isinstance(mechanism.noise, Lattice) and rounding_share(table, Fraction(D)) < 1
+        is_mixed = not isinstance(mechanism.noise, Lattice) and rounding_probability(table, Fraction(D)) < 1
         return certify_noise(table, D, epsilon, delta, is_mixed=is_mixed)
 
     if not delta:
@@ -85,9 +85,9 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
     return narrowest([partial(certified, codes) for codes in _SIZES])
 
 
-def narrowest(kinds: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES) -> Certified:
+def narrowest(builders: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES) -> Certified:
     """Return the certificate of the narrowest table with its claim, from the first kind that has one."""
-    for certified in kinds:
+    for certified in builders:
         with suppress(CertificateError):
             return certified(stretches[0])
         try:
@@ -152,15 +152,15 @@ def fine_gaussian_table(sigma: int) -> NoiseTable:
     and the mass beyond ``_REACH`` at the code 0.
     """
     masses, _ = cell_masses(Fraction(sigma), _REACH * sigma + 1, is_fine=True)
-    below = FIXED_BITS - BITS
-    weights = np.array([mass >> below for mass in masses], np.uint64)
+    dropped_bits = FIXED_BITS - BITS
+    weights = np.array([mass >> dropped_bits for mass in masses], np.uint64)
     last = int(np.count_nonzero(weights)) - 1
     weights = np.concatenate([weights[last:0:-1], weights[: last + 1]])
-    rest = (1 << BITS) - arithmetic.total(weights)
-    cut = [(mass & ((1 << below) - 1)) // (rest << (below - BITS)) for mass in masses]
+    open_weight = (1 << BITS) - arithmetic.total(weights)
+    cut = [(mass & ((1 << dropped_bits) - 1)) // (open_weight << (dropped_bits - BITS)) for mass in masses]
     cut[0] += (1 << BITS) - 2 * sum(cut) + cut[0]
     further = np.array(cut, np.uint64)
-    remainder = Remainder(rest, np.concatenate([further[:0:-1], further]), -_REACH * sigma, BITS)
+    remainder = Remainder(open_weight, np.concatenate([further[:0:-1], further]), -_REACH * sigma, BITS)
     return NoiseTable(weights, -last, BITS, *lattice_grid(1.0, Fraction(sigma)), remainder=remainder)
 
 
@@ -186,17 +186,17 @@ def tailed_table(
     width = float(noise.step) if isinstance(noise, Lattice) else float(bin_width or 0.0)
     if period is not None and not math.isclose(period, distance * width, rel_tol=1e-12):
         raise CertificateError(f"delta: is 0; noise of period {shortest(period)} is pure for this sensitivity only")
-    far = start + width
+    tail_point = start + width
     logs = noise.log_weight if isinstance(noise, Lattice) else noise.log_prob
     power = 1 / (1 + stretch)
-    decay = float(logs(far) - logs(far + distance * width)) * power  # Over the distance of neighbours.
+    decay = float(logs(tail_point) - logs(tail_point + distance * width)) * power  # Over the distance of neighbours.
     # The last weight times decay times 2^-14 is 4 at least: so much wider noise has room for its rounding.
     mass = max(_TAIL_MASS, 2.0 ** (16 - bits) * distance / decay**2)
     if isinstance(noise, Lattice):
         reach = -math.log(mass) * distance * width / decay
     else:
         reach = float(noise.isf(np.float64(min(mass, 0.25))))
-    last, block = math.ceil(max(reach, far) / width), distance * math.ceil(_TAIL_DECAY / decay)
+    last, block = math.ceil(max(reach, tail_point) / width), distance * math.ceil(_TAIL_DECAY / decay)
     if max(last, block) >= _MAX_CODES:
         raise CertificateError(
             f"noise: is {2 * last} cells wide; a table holds at most {_MAX_CODES} cells; use wider ones"
@@ -208,13 +208,13 @@ def tailed_table(
     # Blocks begin where the noise falls most, not within a step, so that rounding makes no block begin with a rise.
     falls = masses[last : last + distance] / masses[last + 1 : last + distance + 1]
     last += int(np.argmax(falls >= falls.max() * (1 - 1e-9)))
-    half = np.minimum.accumulate(masses[: last + 1])
+    side = np.minimum.accumulate(masses[: last + 1])
     tail = np.minimum.accumulate(masses[last + 1 : last + 1 + block])
-    again = math.exp(-decay * block / distance)
-    tail_mass = tail.sum() / (1 - again)
-    all_masses = np.concatenate([[tail_mass], half[:0:-1], half, [tail_mass]])
+    further_probability = math.exp(-decay * block / distance)
+    tail_mass = tail.sum() / (1 - further_probability)
+    all_masses = np.concatenate([[tail_mass], side[:0:-1], side, [tail_mass]])
     table = _table(all_masses / all_masses.sum(), -last - 1, bits, grid_log2, points_per_bin)
-    further = math.floor(Fraction(again) * (1 << bits)) + 1
+    further = math.floor(Fraction(further_probability) * (1 << bits)) + 1
     weights = _rounded_up(np.ldexp(tail / tail.sum(), bits + 40), (1 << bits) - further)
     return replace(table, weights=table.weights[1:-1], first=-last, tail=Tail(int(table.weights[0]), weights, bits))
 
@@ -259,10 +259,10 @@ def density_table(
     masses = _masses(noise, np.arange(first, last + 2) - 0.5, bin_width)
     # Without rounding noise masses fall away from 0, and flat parts are exactly flat. Where the distribution begins or
     # ends within the bin of 0, the next bin is the largest.
-    near = [j for j in (-first, -first - 1, 1 - first) if 0 <= j < len(masses)]
-    top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
-    left, right = (np.minimum.accumulate(side) for side in (masses[top::-1], masses[top:]))
-    return _table(np.concatenate([left[:0:-1], right]), first, bits, grid_log2, points_per_bin)
+    candidates = [j for j in (-first, -first - 1, 1 - first) if 0 <= j < len(masses)]
+    top = candidates[int(np.argmax(np.round(masses[candidates] / masses[candidates].max(), 9)))]
+    left_masses, right_masses = (np.minimum.accumulate(side) for side in (masses[top::-1], masses[top:]))
+    return _table(np.concatenate([left_masses[:0:-1], right_masses]), first, bits, grid_log2, points_per_bin)
 
 
 def _quantiles(noise: Any, bits: int) -> tuple[float, float]:
@@ -287,8 +287,8 @@ def _masses(noise: Any, edges: np.ndarray, bin_width: float, power: float = 1.0)
     """
     # In cells whole edges are exactly alike: a step of e^eps leaves no room for other differences.
     with np.errstate(over="ignore"):  # An end too far away to be counted in cells is cut off.
-        places = np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width
-    cuts = np.clip(places, edges[0], edges[-1])
+        breaks = np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width
+    cuts = np.clip(breaks, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
     widths = np.diff(points)
     # In blocks that stay in the processor's cache.

@@ -50,7 +50,7 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
     table: NoiseTable
 
     facts = ("rate",)
-    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
+    components: ClassVar[Mapping[str, str]] = {"noise": "table"}
     entry_claims = ("epsilon", "delta", "sensitivity")
     epsilon = property(attrgetter("rate"))
     delta = 0.0
@@ -60,11 +60,11 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
     def refused_entries(self, claims: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return which entries are more cells apart on their grid than their budget has room for."""
         epsilon, D = claims["epsilon"], claims["sensitivity"]
-        is_other = (claims["delta"] != 0) | ~((D > 0) & np.isfinite(D))
-        is_other |= ~((epsilon >= _MIN_CELLS * self.rate) & (epsilon <= checks.EPSILON_RANGE[1]))
-        exponents, points, M = shared_grids(np.where(is_other, 1.0, epsilon), np.where(is_other, 1.0, D), self.rate)
+        refused = (claims["delta"] != 0) | ~((D > 0) & np.isfinite(D))
+        refused |= ~((epsilon >= _MIN_CELLS * self.rate) & (epsilon <= checks.EPSILON_RANGE[1]))
+        exponents, points, M = shared_grids(np.where(refused, 1.0, epsilon), np.where(refused, 1.0, D), self.rate)
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
-        return is_other | is_far | (-(-points // np.maximum(M, 1)) * self.rate > epsilon)
+        return refused | is_far | (-(-points // np.maximum(M, 1)) * self.rate > epsilon)
 
     def entry_grids(self, claims: Mapping[str, np.ndarray]) -> NoiseGrid:
         """Return the cells of entries, which follow from their budgets and sensitivities."""
@@ -144,12 +144,12 @@ def shared_tables(flat: Mechanism) -> tuple[tuple[ExactNoise, ...], np.ndarray, 
     if (np.abs(flat.noise.scale * epsilon / D - 1) > _SCALE_RTOL).any():
         return None
     rate_log2 = np.maximum(np.frexp(epsilon)[1] - 1 - _CELLS_LOG2, _FINEST_RATE_LOG2)
-    rates, table_of = np.unique(rate_log2, return_inverse=True)
+    rates, table_index = np.unique(rate_log2, return_inverse=True)
     certificates = [_certificate(int(rate)) for rate in rates]
     for number, certificate in enumerate(certificates):
-        entries = table_of == number
+        entries = table_index == number
         if certificate.refused_entries({name: values[entries] for name, values in claims.items()}).any():
             return None
-    firsts = [int((table_of == number).argmax()) for number in range(len(rates))]
+    firsts = [int((table_index == number).argmax()) for number in range(len(rates))]
     samplers = zip(firsts, certificates, strict=True)
-    return tuple(ExactNoise(flat[first], certificate) for first, certificate in samplers), table_of, claims
+    return tuple(ExactNoise(flat[first], certificate) for first, certificate in samplers), table_index, claims

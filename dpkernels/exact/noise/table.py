@@ -184,9 +184,9 @@ class NoiseTable:
 def excess(weights: np.ndarray, shift: int, ratio: Fraction) -> Fraction:
     """Return the sum of max(0, w[j] - ratio w[j - shift]) over codes, for a shift of either sign; w is 0 outside."""
     alone, paired = (weights[:shift], weights[shift:]) if shift >= 0 else (weights[shift:], weights[:shift])
-    others = weights[: len(paired)] if shift >= 0 else weights[len(alone) :]
-    above = arithmetic.exceeds(paired, others, ratio)
-    return arithmetic.total(alone) + arithmetic.total(paired[above]) - ratio * arithmetic.total(others[above])
+    shifted = weights[: len(paired)] if shift >= 0 else weights[len(alone) :]
+    is_above = arithmetic.exceeds(paired, shifted, ratio)
+    return arithmetic.total(alone) + arithmetic.total(paired[is_above]) - ratio * arithmetic.total(shifted[is_above])
 
 
 def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
@@ -198,7 +198,7 @@ def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
     return worst / table.total
 
 
-def rounding_share(table: NoiseTable, sensitivity: Fraction) -> Fraction:
+def rounding_probability(table: NoiseTable, sensitivity: Fraction) -> Fraction:
     """Return the largest probability, at most 1, with which rounding moves inputs D apart to different positions.
 
     Where a bin has M grid points and D fewer, n, this is the probability of n neighbouring values of r, or of all but
@@ -209,13 +209,13 @@ def rounding_share(table: NoiseTable, sensitivity: Fraction) -> Fraction:
 
 
 @proven("noise_tables#proof")
-def mixed_hockey_stick(table: NoiseTable, share: Fraction, ratio: Fraction) -> Fraction:
+def mixed_hockey_stick(table: NoiseTable, probability: Fraction, ratio: Fraction) -> Fraction:
     """Return delta between the table T and the mixture of T and its neighbour S, T shifted by a cell, exactly.
 
     With a the share of S and rho the ratio, in one order T - rho ((1 - a) T + a S) = (1 - rho + rho a) T - rho a S, in
     the other (1 - a) T + a S - rho T = a S - (rho - 1 + a) T.
     """
-    rest = 1 - ratio * (1 - share)
-    forward = [rest * excess(table.weights, sign, ratio * share / rest) for sign in (1, -1) if rest > 0]
-    backward = [share * excess(table.weights, sign, (ratio - 1 + share) / share) for sign in (1, -1)]
+    a, b = probability, 1 - ratio * (1 - probability)
+    forward = [b * excess(table.weights, sign, ratio * a / b) for sign in (1, -1) if b > 0]
+    backward = [a * excess(table.weights, sign, (ratio - 1 + a) / a) for sign in (1, -1)]
     return max(Fraction(0), *forward, *backward) / table.total

@@ -90,23 +90,23 @@ def check_pure(weights: np.ndarray, first: int, tail: Tail, distance: int, limit
     block, or in it and the second one, or as in one of these in later blocks.
     """
     n, total = len(weights) - 1 + first, 1 << tail.bits
-    half, block, rest, further = weights[-first:], tail.block, tail.rest, tail.further
+    side, block, rest, further = weights[-first:], tail.block, tail.rest, tail.further
     if first != -n or not np.array_equal(weights, weights[::-1]):
         raise CertificateError("weights: are not even, which those of a table with a tail have to be")
-    if not (rest > 0 and further > 0 and len(block) and block.all() and half.all()):
+    if not (rest > 0 and further > 0 and len(block) and block.all() and side.all()):
         raise CertificateError("weights: a code is impossible, in a table with a tail")
     if not 1 <= distance <= len(block) < 1 << 21 or n >= 1 << 21:
         raise CertificateError(f"block: has {len(block)} codes; neighbours are {distance} cells apart")
-    falls = (half[1:] <= half[:-1]).all() and (block[1:] <= block[:-1]).all()
-    last, first_of_block, last_of_block = int(half[-1]), int(block[0]), int(block[-1])
+    falls = (side[1:] <= side[:-1]).all() and (block[1:] <= block[:-1]).all()
+    last, first_of_block, last_of_block = int(side[-1]), int(block[0]), int(block[-1])
     if not (falls and rest * first_of_block <= last * total and further * first_of_block <= last_of_block * total):
         raise CertificateError("weights: rise away from 0, in a table with a tail")
     p, q = limit.numerator, limit.denominator
     in_first_block = range(max(0, distance - n - 1), distance)
     second = distance - len(block)  # Of t in the first block, t + second is in the second one.
     exceeded = (
-        bool(arithmetic.exceeds(half[:-distance], half[distance:], limit).any()) if distance <= n else False,
-        any(q * int(half[n + 1 + t - distance]) * total > p * rest * int(block[t]) for t in in_first_block),
+        bool(arithmetic.exceeds(side[:-distance], side[distance:], limit).any()) if distance <= n else False,
+        any(q * int(side[n + 1 + t - distance]) * total > p * rest * int(block[t]) for t in in_first_block),
         bool(arithmetic.exceeds(block[: len(block) - distance], block[distance:], limit).any()),
         any(q * int(block[t]) * total > p * further * int(block[t + second]) for t in range(-second, len(block))),
     )

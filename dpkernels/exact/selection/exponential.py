@@ -66,7 +66,11 @@ def exponential_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> 
     parameter is 2 eps. The guarantee assumes that the key's generator is indistinguishable from random, and does not
     cover timing.
     """
-    return chosen_in_turn(scores, epsilon, k, lambda left, eps, number: _choose(left, eps, uniform_number(key, number)))
+
+    def choose(remaining: np.ndarray, eps: Fraction, number: int) -> int:
+        return _choose(remaining, eps, uniform_number(key, number))
+
+    return chosen_in_turn(scores, epsilon, k, choose)
 
 
 def chosen_in_turn(
@@ -151,9 +155,9 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray |
     margin = (3 * len(gaps) + 32) * UNIT_ROUNDOFF * sums[-1]
     point = u * 2.0**-64 * sums[-1]
     index = int(np.searchsorted(sums, point, side="right"))
-    above = index < len(sums) and sums[index] - point > margin
-    below = index == 0 or point - sums[index - 1] > margin
-    return index if above and below else None
+    is_below_next = index < len(sums) and sums[index] - point > margin
+    is_above_previous = index == 0 or point - sums[index - 1] > margin
+    return index if is_below_next and is_above_previous else None
 
 
 def float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:

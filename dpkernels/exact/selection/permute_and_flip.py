@@ -46,9 +46,11 @@ def permute_and_flip_top_k(scores: RealArray, epsilon: float, k: int, key: bytes
     may cost less. The guarantee assumes that the key's generator is indistinguishable from random, and does not cover
     timing.
     """
-    return chosen_in_turn(
-        scores, epsilon, k, lambda left, eps, number: _choose(left.max() - left, eps, host.fold_in(key, number))
-    )
+
+    def choose(remaining: np.ndarray, eps: Fraction, number: int) -> int:
+        return _choose(remaining.max() - remaining, eps, host.fold_in(key, number))
+
+    return chosen_in_turn(scores, epsilon, k, choose)
 
 
 def _choose(gaps: np.ndarray, epsilon: Fraction, key: bytes) -> int:

@@ -11,7 +11,7 @@ import pytest
 from command_helpers import Run, assert_refused, command
 
 from dpkernels.cli.perturb.sidecar import parse_sidecar
-from dpkernels.exact.packed import digest_of, pack, unpack, with_references
+from dpkernels.exact.packed import json_digest, pack, unpack, with_references
 
 run = pytest.fixture(command, name="run")
 
@@ -81,8 +81,8 @@ def test_other_integers_are_refused(run: Run) -> None:
     plain = parse_sidecar(json.dumps(form))["columns"][0]["certificate"]
     plain["noise"]["weights"] = weights
     lists: dict[str, Any] = {}
-    certificates = with_references({digest_of(plain): plain}, lists)
-    columns = [{**form["columns"][0], "certificate": {"sha256": digest_of(plain)}}]
+    certificates = with_references({json_digest(plain): plain}, lists)
+    columns = [{**form["columns"][0], "certificate": {"sha256": json_digest(plain)}}]
     save(form | {"certificates": certificates, "integers": lists, "columns": columns})
     assert_refused(verify(run), 4, "2^64")
 

@@ -105,8 +105,8 @@ def test_every_word_of_randomised_response(choices):
 class TooManySets(SetSampler):
     """A planted fault: the true category is set without a place for it."""
 
-    def _placed(self, sets, has_true, codes):
-        return super()._placed(sets, np.ones(len(codes), bool), codes)
+    def _with_true_bits(self, sets, has_true, codes):
+        return super()._with_true_bits(sets, np.ones(len(codes), bool), codes)
 
 
 @pytest.mark.parametrize(("d", "k"), [(3, 2), (8, 3), (9, 4), (6, 5)])
@@ -123,7 +123,7 @@ def test_sets_are_placed_one_to_one(d, k):
             for row, members in zip(sets, slots, strict=True):
                 row[list(members)] = 1
             packed = np.packbits(sets, axis=1, bitorder="little")
-            placed = sampler._placed(packed, np.full(len(slots), has_true), np.full(len(slots), x))
+            placed = sampler._with_true_bits(packed, np.full(len(slots), has_true), np.full(len(slots), x))
             found = {tuple(np.flatnonzero(row)) for row in mechanism.supports(placed)}
             good &= found == {s for s in itertools.combinations(range(d), k) if (x in s) == has_true}
             good &= not np.unpackbits(placed, axis=1, bitorder="little")[:, d:].any()

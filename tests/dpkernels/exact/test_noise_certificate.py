@@ -29,7 +29,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.noise.certificate import NoiseCertificate, certify_noise
 from dpkernels.exact.noise.construction import BITS, noise_table
-from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_share
+from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_probability
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
 
 RNG = np.random.default_rng(11)
@@ -227,7 +227,7 @@ def test_the_share_of_rounding_bounds_that_of_all_inputs(M):
     up = places(M)
     mean = [cell + up[a] for cell in range(3) for a in range(M)]
     for points in range(1, M):
-        share = rounding_share(plain_table([1 << 16], 0, 16, 0, M), Fraction(points))
+        share = rounding_probability(plain_table([1 << 16], 0, 16, 0, M), Fraction(points))
         largest = max(b - a for a, b in zip(mean, mean[points:], strict=False))
         assert largest <= share <= largest + Fraction(2, 1 << 32)
 
@@ -246,7 +246,7 @@ def test_delta_of_wide_cells_is_that_of_the_worst_inputs(kind, M, points):
             for cell in (0, 1)
             for a in range(M)
         ]
-        share = rounding_share(table, Fraction(points))
+        share = rounding_probability(table, Fraction(points))
         for ratio in (Fraction(1), Fraction(101, 100), Fraction(3, 2), Fraction(100)):
             worst = max(
                 sum(max(Fraction(0), p - ratio * q) for p, q in zip(first, second, strict=True))

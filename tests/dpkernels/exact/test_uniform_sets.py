@@ -22,7 +22,7 @@ def no_more(count, dtype):
 
 def intervals(split, need):
     """The counts with their intervals in units of 1/C(size, need), from binomial coefficients alone."""
-    part, rest = split.part, split.size - split.part
+    part, rest = split.first_size, split.size - split.first_size
     order = [count for count, _ in split.weights(need)]
     assert sorted(order) == list(range(max(0, need - rest), min(part, need) + 1))
     sizes = [math.comb(part, c) * math.comb(rest, need - c) for c in order]
@@ -137,10 +137,10 @@ def units_of(tree, need):
     """For every word, a number of equal places that resolves each choice it may decide, in the order of the words."""
     units = []
     for level in tree.levels:
-        for split, times in ((level.halves, level.nodes), (level.off, 1)):
+        for split, times in ((level.halves, level.nodes), (level.split_off, 1)):
             if split is not None:
                 units += [math.lcm(*(math.comb(split.size, j) for j in range(min(need, split.size) + 1)))] * times
-    sizes = [tree.leaf] * tree.full + [tree.rest] * (tree.rest > 0)
+    sizes = [tree.leaf] * tree.full_leaves + [tree.last_leaf_slots] * (tree.last_leaf_slots > 0)
     return units + [math.lcm(*(math.comb(size, j) for j in range(min(need, size) + 1))) for size in sizes]
 
 
@@ -164,7 +164,7 @@ class WrongPart(UniformSets):
     def _split(self, scratch, split, needs, words, fresh):
         before = needs.copy()
         super()._split(scratch, split, needs, words, fresh)
-        needs[:] = np.minimum(before - needs, split.part)
+        needs[:] = np.minimum(before - needs, split.first_size)
 
 
 class WrongLeaf(UniformSets):
@@ -182,7 +182,7 @@ def test_planted_faults_are_not_uniform():
     words = Planted(units_of(tree, 3))
     words.words = words.words[::-1].copy()  # Words of other draws.
     assert not is_uniform(words.sets(tree, 3), 6, 3)
-    cells = tree.levels[0].off.cells  # One count has the place of others.
+    cells = tree.levels[0].split_off.cells  # One count has the place of others.
     cells[3 * CELLS + CELLS * 3 // 4 :][: CELLS // 8] = cells[3 * CELLS + CELLS * 3 // 4]
     assert not is_uniform(Planted(units_of(tree, 3)).sets(tree, 3), 6, 3)
 
