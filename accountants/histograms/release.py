@@ -154,7 +154,7 @@ def unknown_domain_top_k(
         # The largest released report minus its count is the table's last value plus one bin of rounding.
         largest = sampler.certificate.highest + sampler.certificate.table.bin_width
     else:
-        sampler, largest = mechanism, Fraction(named.truncation_bound(sigma, truncation_delta, linf_sensitivity))
+        sampler, largest = mechanism, Fraction(float(named.truncation_bound(sigma, truncation_delta, linf_sensitivity)))
     # Rounding to floats keeps the order, so no report of a count of at most Dinf exceeds this.
     threshold = math.nextafter(float(Fraction(linf_sensitivity) + largest), math.inf)
     key, values = _key(key, exact), _counts(list(counts.values())) if counts else np.zeros(0, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
@@ -23,7 +23,7 @@ class Gaussian(Symmetric):
     roundings: ClassVar[float] = 32.0
     density_form: ClassVar[str] = "gaussian"
 
-    sigma: Any
+    sigma: Real
 
     def __post_init__(self) -> None:
         checks.width("sigma", self.sigma)
@@ -36,7 +36,7 @@ class Gaussian(Symmetric):
         s = self.sigma
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
-    def score(self, z: Real) -> RealArray:
+    def score(self, z: Real) -> Real:
         return -z / self.sigma**2
 
     def loss(self, z: Real, shift: Real) -> RealArray:

@@ -58,15 +58,16 @@ class GeneralisedNormal(Symmetric):
         return (0.0, None) if self._has_exponent(1) else None
 
     @property
-    def gaussian_sigma(self) -> Any:
+    def gaussian_sigma(self) -> Real | None:
         return self.scale / math.sqrt(2) if self._has_exponent(2) else None
 
     @property
-    def unweighted(self) -> Any:
+    def unweighted(self) -> Symmetric:
         """Return Laplace or Gaussian noise at the exponents 1 and 2, whose accounting has closed forms."""
         if self._has_exponent(1):
             return Laplace(self.scale)
-        return Gaussian(self.gaussian_sigma) if self._has_exponent(2) else self
+        sigma = self.gaussian_sigma
+        return self if sigma is None else Gaussian(sigma)
 
     def _has_exponent(self, exponent: int) -> bool:
         """Return whether the exponent is a plain number equal to this one."""
@@ -196,7 +197,7 @@ def _remainder(a: Real) -> RealArray:
     return _nested(len(table), lambda n, total: table[n - 1] + a * total, 0.0 * a)
 
 
-def _nested(count: int, step: Callable[[Any, Any], Any], total: Real) -> Any:
+def _nested(count: int, step: Callable[[int, RealArray], RealArray], total: Any) -> RealArray:
     """Return step(1, step(2, ... step(count, total))); a loop of JAX compiles in a tenth of the time of its terms."""
     if namespace(total) is np:
         for n in range(count, 0, -1):
@@ -246,7 +247,7 @@ def _traced_inverse(tail: Real, b: RealArray) -> Array:
     level = jnp.where(is_far, level, 2.0)
     t = jnp.where(is_far, (level - (1 - a) * jnp.log(level)) ** a, jnp.exp(_log_half_width(b)) * (1 - jnp.exp(log_q)))
 
-    def step(_: object, t: RealArray) -> Any:
+    def step(_: object, t: Array) -> Array:
         tail = _upper_power(t, b) / 2
         return jnp.maximum(t + (jnp.log(2 * tail) - log_q) * (tail / _density(t, b)), 0.0)
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -72,8 +72,8 @@ class MergedLaplace(PiecewiseExponential):
 
     roundings: ClassVar[float] = 32.0
 
-    rates: tuple[Any, ...]
-    breaks: tuple[Any, ...]
+    rates: tuple[Real, ...]
+    breaks: tuple[Real, ...]
 
     def __post_init__(self) -> None:
         if len(self.rates) != len(self.breaks) + 1:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -29,9 +29,9 @@ class Reweighted(Distribution):
     """
 
     kernel: Distribution
-    low: Any
+    low: Real
     high: Real
-    outside: Any
+    outside: Real
 
     def __post_init__(self) -> None:
         checks.within("low", self.low, -np.inf, 0.0, open_ends=True)

@@ -40,7 +40,7 @@ class Staircase(Symmetric):
         checks.within("gamma", self.gamma, 0.0, 1.0)
 
     @property
-    def _ratio(self) -> Any:
+    def _ratio(self) -> RealArray:
         return namespace(self.epsilon).exp(-self.epsilon)
 
     @property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -117,7 +118,7 @@ class Tabulated(PiecewiseExponential):
     def absolute_moment(self) -> Real:
         return self.width * self._moment(np.arange(self.cells) + 0.5, lambda s, m: 1 / s + m)
 
-    def _moment(self, cell_means: np.ndarray, outer_mean: Any) -> float:
+    def _moment(self, cell_means: np.ndarray, outer_mean: Callable[[float, int], float]) -> float:
         """Return the mean of a function of |z|, from its means in the cells, and its mean beyond them."""
         logs, tails = self._table
         return float(2 * (np.exp(logs) * cell_means).sum() + 2 * tails[-1] * outer_mean(self.fall, self.cells))

@@ -19,7 +19,7 @@ from dpkernels.decimals import format_number
 from dpkernels.exact.bounded.certificate import PROMISED_DEVIATION
 from dpkernels.exact.registry import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.mechanisms.additive import check_shape
+from dpkernels.mechanisms.additive import check_dimensions
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import TwoPoint
@@ -330,7 +330,7 @@ def _noise(mechanism: Mechanism, n: int, mean: np.ndarray) -> tuple[np.ndarray, 
 
 def _rows(mechanism: object, reports: np.ndarray) -> np.ndarray:
     if isinstance(mechanism, Multivariate):
-        check_shape(mechanism, reports.shape)
+        check_dimensions(mechanism.dimensions, reports.shape)
         return reports.reshape(-1, mechanism.dimensions)
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact sampler")

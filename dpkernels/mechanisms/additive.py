@@ -67,11 +67,11 @@ class Additive(Mechanism):
     def pdf(self, y: Real, x: Real) -> Real:
         return self.noise.prob(floating(y) - x)
 
-    def log_prob(self, y: Real, x: Real) -> Any:
+    def log_prob(self, y: Real, x: Real) -> Real:
         """Return the log density of the noise at y - x, on a grid log probability; -inf outside its support."""
         return unless_nan(self.noise.log_prob(self._residual(y, x)), y, x)
 
-    def _residual(self, y: Real, x: Any) -> Any:
+    def _residual(self, y: Real, x: Any) -> Real:
         """Return y - x; for noise on a grid, rounded to the nearest grid point if it is within rounding of it."""
         y = floating(y)
         z = y - x
@@ -135,10 +135,10 @@ class AdditiveVector:
     """
 
     coordinate: Additive
-    sensitivity: Any
+    sensitivity: Real
     dimensions: int
     norm: str
-    lattice: Any
+    lattice: float | None
 
     @property
     def noise_norm(self) -> str:
@@ -160,25 +160,23 @@ class AdditiveVector:
         """Return E(report | x)."""
         return self.coordinate.mean(x)
 
-    def log_prob(self, y: Real, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Real) -> RealArray:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...)."""
         for name, value in (("y", y), ("x", x)):
-            check_shape(self, np.shape(value), name)
-        return self.coordinate.log_prob(y, x).sum(-1)
+            check_dimensions(self.dimensions, np.shape(value), name)
+        return floating(self.coordinate.log_prob(y, x)).sum(-1)
 
     def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors x of shape (..., d), for simulation only; see ``Additive.sample``."""
         x = as_array(x)
-        check_shape(self, x.shape)
+        check_dimensions(self.dimensions, x.shape)
         return self.coordinate.sample(key, x, sample_shape, method=method)
 
 
-def check_shape(mechanism: Any, shape: tuple[int, ...], name: str = "x") -> None:
+def check_dimensions(dimensions: int, shape: tuple[int, ...], name: str = "x") -> None:
     """Refuse arrays whose last axis does not hold the coordinates of a mechanism on vectors."""
-    if not shape or shape[-1] != mechanism.dimensions:
-        raise ValueError(
-            f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates of a vector"
-        )
+    if not shape or shape[-1] != dimensions:
+        raise ValueError(f"{name}: has shape {shape}; its last axis must hold the {dimensions} coordinates of a vector")
 
 
 def norm_growth(norm: str, noise_norm: str, dimensions: int) -> float:

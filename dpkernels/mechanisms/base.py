@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -23,6 +23,17 @@ _ROUNDING_UNITS = 16
 _GRID_TOLERANCE = 1e-8
 
 METHODS = ("mixture", "inverse")
+
+
+class Sampler(Protocol):
+    """What draws reports: a mechanism, or a pytree with tables that make drawing faster."""
+
+    @property
+    def input_interval(self) -> tuple[Real, Real]: ...
+    def draw(self, u: Array, x: Array) -> Real: ...
+    def pdf(self, y: Real, x: Real) -> Real: ...
+    def cdf(self, y: Real, x: Real) -> Real: ...
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]: ...
 
 
 class Mechanism(Batchable, abc.ABC):
@@ -122,7 +133,7 @@ class Mechanism(Batchable, abc.ABC):
     def _solve_cdf(self, u: Any, upper_tail: Real, x: Real) -> Real:
         """Return ``icdf`` without its derivative; u and upper_tail = 1 - u, of one shape, are accurate near 0."""
 
-    def sampler(self) -> Any:
+    def sampler(self) -> Sampler:
         """Return the object that draws reports: this one, or a pytree with tables that make drawing faster."""
         return self
 
@@ -217,7 +228,7 @@ class Local(Mechanism):
         xp = namespace(y, low)
         return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
 
-    def _solve_cdf(self, u: Any, upper_tail: Real, x: Real) -> Real:
+    def _solve_cdf(self, u: RealArray, upper_tail: Real, x: Real) -> Real:
         """Bisect the cdf."""
         return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
 
@@ -267,26 +278,30 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array, method: 
     return _sample(mechanism if inverse else mechanism.sampler(), key, words, x, inverse)
 
 
+# Of a mechanism: its leaves that JAX traces, the uniform number and the input.
+Parameters = tuple[list[Array | None], Real, Real]
+
+
 def _reparameterised_reports(mechanism: Mechanism, u: Real, x: Real, inverse: bool) -> Array:
     """Return what ``_icdf`` or ``draw`` gives, with the derivatives of implicit reparameterisation."""
     leaves, structure = jax.tree.flatten(mechanism)
     # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
     traced_leaves = [leaf if isinstance(leaf, Array) else None for leaf in leaves]
 
-    def unflatten(parameters: tuple[list[Real], Real, Real]) -> tuple[Any, Any, Any]:
+    def unflatten(parameters: Parameters) -> tuple[Any, Real, Real]:
         traced, u, x = parameters
         merged = [plain if leaf is None else leaf for plain, leaf in zip(leaves, traced, strict=True)]
         return jax.tree.unflatten(structure, merged), u, x
 
-    def excess(y: Real, parameters: tuple[Any, Any, Any]) -> Any:
+    def excess(y: Real, parameters: Parameters) -> Real:
         mechanism, u, x = unflatten(parameters)
         return mechanism.cdf(y, x) - u
 
-    def reports(parameters: tuple[Any, Any, Any]) -> Array:
+    def reports(parameters: Parameters) -> Array:
         mechanism, u, x = unflatten(parameters)
         return mechanism._icdf(u, x) if inverse else mechanism.draw(u, x)
 
-    def density(y: RealArray, parameters: tuple[Any, Any, Any]) -> Any:
+    def density(y: RealArray, parameters: Parameters) -> Array:
         """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
         mechanism, _, x = unflatten(parameters)
         density, (atoms, _) = mechanism.pdf(y, x), mechanism.atoms(jnp.broadcast_to(x, y.shape))

@@ -180,8 +180,9 @@ def central_piecewise(
             epsilon: float, lower: float, upper: float, sensitivity: float, core_entry: float = 0.0
         ) -> CentralPiecewise:
             entry_core = core if isinstance(core, str) else core_entry
-            interval: Any = {"lower": lower, "upper": upper}
-            return central_piecewise(epsilon=epsilon, sensitivity=sensitivity, steps=steps, core=entry_core, **interval)
+            return central_piecewise(
+                epsilon=epsilon, lower=lower, upper=upper, sensitivity=sensitivity, steps=steps, core=entry_core
+            )
 
         return entrywise(entry, epsilon, lower, upper, sensitivity, *(() if isinstance(core, str) else (core,)))
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
@@ -219,13 +220,13 @@ def _best_steps(*parameters: Real) -> CentralPiecewise:
 def _best_core(steps: int, *parameters: Real) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
-    def member(log_r: Real, parameters: tuple[Any, ...]) -> CentralPiecewise:
+    def member(log_r: Real, parameters: tuple[Real, ...]) -> CentralPiecewise:
         return CentralPiecewise(elementary(log_r).exp(log_r), steps, *parameters)
 
-    def variance(log_r: list[float], parameters: tuple[object, ...]) -> Real:
+    def variance(log_r: list[float], parameters: tuple[Real, ...]) -> Real:
         return member(log_r[0], parameters).worst_variance
 
-    def on_host(parameters: tuple[Any, ...]) -> np.ndarray:
+    def on_host(parameters: tuple[Real, ...]) -> np.ndarray:
         parameters = tuple(map(float, parameters))
         log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], parameters)), *_LOG_CORES, xatol=1e-9)
         return np.array([log_r])

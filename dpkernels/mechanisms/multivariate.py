@@ -11,7 +11,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.jax_on_use import Array, jax, jit, jnp
-from dpkernels.mechanisms.additive import check_shape
+from dpkernels.mechanisms.additive import check_dimensions
 from dpkernels.mechanisms.base import METHODS, Bounded, as_array, sample_from, with_sample_shape
 from dpkernels.numerics import Real, RealArray, floating, log_or_minus_inf, namespace
 from dpkernels.proven import proven
@@ -106,7 +106,7 @@ class Multivariate:
         counts as 0 if a coordinate outside it is not the middle.
         """
         for name, value in (("y", y), ("x", x)):
-            check_shape(self, np.shape(value), name)
+            check_dimensions(self.dimensions, np.shape(value), name)
         y, x = namespace(y, x, self.lower).broadcast_arrays(floating(y), floating(x))
         rate, unit_inputs = self.dimensions / self.sampled, self.unit(x)
         z = self.unit(y) / rate
@@ -133,7 +133,7 @@ class Multivariate:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""
         key, x = simulation_key_of(key), as_array(x)
         checks.one_of("method", method, METHODS)
-        check_shape(self, x.shape)
+        check_dimensions(self.dimensions, x.shape)
         return _sample(self, key, with_sample_shape(x, sample_shape), method)
 
 

@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.batches import entrywise, has_axes
 from dpkernels.decimals import shortest
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.discrete import MAX_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.generalised_normal import GeneralisedNormal
@@ -36,7 +35,7 @@ from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed import mechanism as windowed
 from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
-from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
+from dpkernels.mechanisms.windowed.tabulated import ShapeLike, base_from, window_from
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, elementary, float_if_scalar, namespace, ndtr, ndtri
 from dpkernels.solve import MARGINS, first_feasible, floats_from, root
@@ -52,8 +51,8 @@ HYBRID_EPSILON = math.log(
 
 
 def composite(
-    window: object = "uniform",
-    base: object = "constant",
+    window: Window | str | ShapeLike = "uniform",
+    base: Base | str | ShapeLike = "constant",
     *,
     epsilon: Real,
     lower: Real,
@@ -121,8 +120,10 @@ def piecewise_triangle(
     Arguments are those of ``piecewise``. The height is the published one, k = y (e^eps - 1); ``composite("triangle")``
     may choose a larger one for m > 4/3.
     """
-    arguments: Any = {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective}
-    return composite("triangle", width=_width(eta), condition="sup_inf", **arguments)
+    width, condition = _width(eta), "sup_inf"
+    return composite(
+        "triangle", epsilon=epsilon, lower=lower, upper=upper, width=width, condition=condition, objective=objective
+    )
 
 
 def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
@@ -165,7 +166,7 @@ def _width(eta: Real | None) -> Real | None:
     return 2 / checks.real("eta", eta)
 
 
-def parse_window(window: Any) -> Window:
+def parse_window(window: Window | str | ShapeLike) -> Window:
     """Return a window from its name, a function on [0, 1], a table, or itself."""
     if isinstance(window, Window):
         return window
@@ -175,7 +176,7 @@ def parse_window(window: Any) -> Window:
     return window_from(window)
 
 
-def parse_base(base: Any) -> Base | None:
+def parse_base(base: Base | str | ShapeLike) -> Base | None:
     """Return a base from its name, a function on [-1, 1], a table, or itself; None for a quartic whose edge is free."""
     if isinstance(base, Base):
         return base
@@ -213,7 +214,7 @@ def multivariate(
     return Multivariate(inner, float_if_scalar(low), float_if_scalar(high), d, s)
 
 
-def _budget_share(epsilon: Any, count: int) -> Real:
+def _budget_share(epsilon: float, count: int) -> float:
     """Return the budget of one of several parts; read as decimals, plain numbers do not exceed the whole."""
     if checks.concrete(epsilon) is None:
         return epsilon / count
@@ -413,7 +414,7 @@ def truncated_gaussian(
     return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
 
 
-def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
+def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Real:
     """Return the T of ``truncated_gaussian``: the root of eq. 10, rounded conservatively.
 
     The share K(-T, D - T)/K(-T, T) falls from 1 at T = D/2 to 0. Its numerator is at most P(Z > T - D), and beyond
@@ -459,7 +460,7 @@ def budget_recycled(
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
-    noise: Any = kernel.noise if isinstance(kernel, Additive) else kernel
+    noise: Noise = kernel.noise if isinstance(kernel, Additive) else kernel
     if not isinstance(noise, Distribution):
         raise TypeError(f"kernel: {type(noise).__name__} has no density; use one that has, as Gaussian or Laplace")
     return Additive(Reweighted(noise, -theta, theta, 1 - q), sensitivity, epsilon, delta)

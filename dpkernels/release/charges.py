@@ -14,7 +14,7 @@ from dpkernels.budgets.filters import ConcentratedFilter, EpsilonDelta, composed
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.noise.certificate import AdditiveCertificate
-from dpkernels.mechanisms.additive import check_shape
+from dpkernels.mechanisms.additive import check_dimensions
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
@@ -93,7 +93,7 @@ def _reports_of_a_person(x: Container, mechanism: Any, rows: str | None, is_stat
     # Values of another kind or shape are refused here.
     shape = codes_of(x, mechanism)[0].shape if is_categorical else containers.shape(x)
     if hasattr(mechanism, "dimensions"):
-        check_shape(mechanism, shape)
+        check_dimensions(mechanism.dimensions, shape)
         shape = shape[:-1]
     count, count_of_a_row = math.prod(shape), math.prod(shape[1:])
     if not count:

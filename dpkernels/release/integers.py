@@ -14,7 +14,7 @@ from dpkernels.exact.noise.halves import HalvedNoise
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_STREAM
 from dpkernels.jax_on_use import Array, jax, jnp
-from dpkernels.mechanisms.additive import check_shape
+from dpkernels.mechanisms.additive import check_dimensions
 from dpkernels.numerics import RealArray
 from dpkernels.random.chacha import blocks_at, stream_words
 from dpkernels.release.engines import check_words
@@ -41,7 +41,7 @@ def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
     """
     if (device := jax.local_devices()[0]).platform != "cpu":
         check_words(device)
-    check_shape(sampler.mechanism, values.shape)
+    check_dimensions(sampler.mechanism.dimensions, values.shape)
     width = sampler.table.bin_width
     if values.dtype != np.int32 or width != 1:
         raise TypeError(f"values: are {values.dtype} for noise in steps of {float(width):g}; both must be integers")

@@ -17,7 +17,7 @@ from dpkernels.exact.batches import ExactBatch
 from dpkernels.exact.registry import ExactMultivariate, exact_sampler
 from dpkernels.exact.sampler import COORDINATE_STREAM, ExactSampler
 from dpkernels.jax_on_use import Array, jax, jnp
-from dpkernels.mechanisms.additive import Additive, AdditiveVector, check_shape
+from dpkernels.mechanisms.additive import Additive, AdditiveVector, check_dimensions
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, chosen_coordinates
 from dpkernels.numerics import Real, RealArray
@@ -271,7 +271,7 @@ def _at_index(error: InputError, shape: tuple[int, ...]) -> InputError:
 
 def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
     """Refuse vectors of another length, and values off a lattice known in advance."""
-    check_shape(mechanism, x.shape)
+    check_dimensions(mechanism.dimensions, x.shape)
     if mechanism.lattice is None:
         return
     if clip:
@@ -333,7 +333,7 @@ def _(
 ) -> np.ndarray:
     """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
-    check_shape(mechanism, x.shape)
+    check_dimensions(mechanism.dimensions, x.shape)
     rows, start = np.asarray(x).reshape(-1, d), first // d
     bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
     middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
@@ -392,7 +392,7 @@ def _(
 def _(
     sampler: Multivariate, secret: Array, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
 ) -> np.ndarray:
-    check_shape(sampler, x.shape)
+    check_dimensions(sampler.dimensions, x.shape)
     values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
     with own_settings(x64=values.dtype == np.float64):
         reports = np.asarray(sampler.sample(secret, values))

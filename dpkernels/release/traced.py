@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.mechanisms.additive import AdditiveVector, check_shape
+from dpkernels.mechanisms.additive import AdditiveVector, check_dimensions
 from dpkernels.numerics import Real, RealArray
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
@@ -74,7 +74,7 @@ def release_replicated(key: Array, sampler: ExactSampler, values: Array) -> Arra
     if values.size == 0:
         raise ValueError("x: is empty; at least one value is needed")
     if isinstance(sampler.mechanism, AdditiveVector):
-        check_shape(sampler.mechanism, values.shape)
+        check_dimensions(sampler.mechanism.dimensions, values.shape)
         _check_lattice(sampler.mechanism.lattice, values)
     if not isinstance(values, jax.core.Tracer):
         Bounds.of(sampler, clip=False).check_on_device(values)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Categorical(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def support_probabilities(self) -> tuple[Any, Any]:
+    def support_probabilities(self) -> tuple[Real, Real]:
         """Return (p, q): the probabilities that a report supports the true category, and another one."""
 
     @property

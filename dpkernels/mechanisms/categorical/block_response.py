@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count, islice
-from typing import Any
 
 import numpy as np
 
@@ -119,7 +118,7 @@ class BlockResponse(Categorical):
     def report_dtype(self) -> np.dtype:
         return smallest_unsigned(self.outcomes)
 
-    def direction_vectors(self, directions: object) -> Any:
+    def direction_vectors(self, directions: RealArray) -> RealArray:
         """Return the vector of each direction, as the number that its digits are in base g.
 
         Directions are ordered by these numbers. Those whose highest digit, a 1, has j digits below it begin at
@@ -131,7 +130,7 @@ class BlockResponse(Categorical):
         j = xp.searchsorted(xp.asarray(first), directions, side="right") - 1
         return directions + xp.asarray(powers - first)[j]
 
-    def block_indices(self, directions: Any, x: Any) -> Any:
+    def block_indices(self, directions: RealArray, x: RealArray | int) -> RealArray:
         """Return the block <a, x> of codes x in directions a; both are integers and broadcast."""
         g, vector, gf = self.blocks, self.direction_vectors(directions), field(self.blocks)
         total = gf.multiply(vector % g, x % g)
@@ -147,7 +146,7 @@ class BlockResponse(Categorical):
             return np.asarray(self.block_indices(directions, x))
         gf, rows = field(g), _direction_chunks(g, self.digits)
         size, table = gf.chunk
-        total: np.ndarray | None = None
+        total: RealArray | None = None
         for chunks_left, chunk in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
             entry = np.take(chunk, directions, mode="clip")  # The direction's digits times the width of the table.
             higher = x // size if chunks_left else np.zeros_like(x)
@@ -156,7 +155,7 @@ class BlockResponse(Categorical):
             total = product.astype(np.int64) if total is None else gf.add(total, product)
         return np.asarray(total)
 
-    def split(self, reports: RealArray) -> tuple[Any, Any]:
+    def split(self, reports: RealArray) -> tuple[RealArray, RealArray]:
         """Return the directions and the blocks of reports."""
         g = self.blocks
         wide = reports.astype(np.int64 if namespace(reports) is np else int)
@@ -169,7 +168,7 @@ class BlockResponse(Categorical):
 
     def supports(self, reports: RealArray) -> np.ndarray:
         a, block = self.split(np.asarray(reports))
-        return self.block_indices(a[:, None], np.arange(self.categories)) == block[:, None]
+        return np.asarray(self.block_indices(a[:, None], np.arange(self.categories)) == block[:, None])
 
     def draw(self, key: Array, x: Array) -> Array:
         if self.outcomes > jnp.iinfo(x.dtype).max:
@@ -192,7 +191,8 @@ def _direction_chunks(blocks: int, digits: int) -> list[np.ndarray]:
     """Return for every chunk of digits those of each direction's vector, times the width of the field's table."""
     mechanism = BlockResponse(1.0, blocks**digits, blocks)
     size, _ = field(blocks).chunk
-    vectors, rows, width = mechanism.direction_vectors(np.arange(mechanism.directions)), list[np.ndarray](), 1
+    vectors = np.asarray(mechanism.direction_vectors(np.arange(mechanism.directions)))
+    rows, width = list[np.ndarray](), 1
     while width < mechanism.points:
         rows.append(vectors // width % size * size)
         width *= size

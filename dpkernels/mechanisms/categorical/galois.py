@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import RealArray, namespace
 
 MAX_TABLE = 1 << 8  # A table of so many elements squared has 2^16 products.
 
@@ -49,17 +48,17 @@ class Field:
             raise ValueError(f"blocks: {q} is neither a prime nor a power of one up to {MAX_TABLE}")
         self.q, (self.r, self.s) = q, power
 
-    def add(self, a: np.ndarray, b: np.ndarray) -> Any:
+    def add(self, a: RealArray, b: RealArray) -> RealArray:
         """Return a + b; integers in 0..q - 1 of any shapes that broadcast."""
         if self.s == 1:
             return (a + b) % self.q
         return a ^ b if self.r == 2 else self._look_up(self._sums, a, b)
 
-    def multiply(self, a: Any, b: Any) -> Any:
+    def multiply(self, a: RealArray, b: RealArray | int) -> RealArray:
         """Return a b; integers in 0..q - 1 of any shapes that broadcast."""
         return a * b % self.q if self.s == 1 else self._look_up(self.products, a, b)
 
-    def _look_up(self, table: np.ndarray, a: RealArray, b: Real) -> RealArray:
+    def _look_up(self, table: np.ndarray, a: RealArray, b: RealArray | int) -> RealArray:
         return namespace(a, b).asarray(table.ravel())[a * self.q + b]
 
     @cached_property
@@ -106,7 +105,7 @@ class Field:
         size, table = self.q, self.products
         while size * self.q <= MAX_TABLE:
             low, high = np.arange(size * self.q) % self.q, np.arange(size * self.q) // self.q
-            table = self.add(self.products[low[:, None], low], table[high[:, None], high])
+            table = np.asarray(self.add(self.products[low[:, None], low], table[high[:, None], high]))
             size *= self.q
         return size, np.ascontiguousarray(table, np.uint8)
 
@@ -116,8 +115,8 @@ class Field:
         power = total = np.arange(self.q)
         for _ in range(self.s - 1):
             for factor in [power] * (self.r - 1):
-                power = self.multiply(power, factor)
-            total = self.add(total, power)
+                power = np.asarray(self.multiply(power, factor))
+            total = np.asarray(self.add(total, power))
         return total
 
     @cached_property

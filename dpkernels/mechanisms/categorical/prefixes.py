@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class PrefixPlan:
     @cached_property
     def _digits(self) -> np.ndarray:
         """Return the digit of every character by its number, and 0 for those that are in no value."""
-        alphabet: Any = self.alphabet
+        alphabet = str(self.alphabet)
         table = np.zeros(max(map(ord, alphabet)) + 2, np.int64)
         table[[ord(character) for character in alphabet]] = np.arange(1, self.base)
         return table

@@ -17,7 +17,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.batches import each_entry
 from dpkernels.jax_on_use import Array, jnp, lax
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Bounded, Sampler
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
@@ -116,14 +116,14 @@ class Optimal(Bounded):
     def output_interval(self) -> tuple[Real, Real]:
         return self.middle + self.spacing * self.places[0], self.middle + self.spacing * self.places[-1]
 
-    def _row(self, x: Real) -> tuple[Any, Any]:
+    def _row(self, x: Real) -> tuple[RealArray, RealArray]:
         """Return the row below an input, and the fraction of the way to the next."""
         xp = namespace(x, self.reach)
         position = (floating(x) - self.middle + self.reach) / self.step
         row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
         return row, xp.clip(position - row, 0.0, 1.0)
 
-    def _between(self, table: Any, x: Real, column: object) -> RealArray:
+    def _between(self, table: RealArray, x: Real, column: RealArray | int) -> RealArray:
         """Return a column of a table with n rows, at the input."""
         row, fraction = self._row(x)
         table = namespace(row, table).asarray(table)
@@ -187,7 +187,7 @@ class Optimal(Bounded):
         threshold, alias = zip(*rows, strict=True)
         return np.array(threshold), np.array(alias)
 
-    def sampler(self) -> Any:
+    def sampler(self) -> Sampler:
         is_single = checks.concrete(self.probabilities) is not None and not self.batch_shape
         return _Tabulated(self, *self.alias_columns) if is_single else self
 
@@ -242,7 +242,7 @@ class _Tabulated:
     cdf = property(attrgetter("mechanism.cdf"))
     atoms = property(attrgetter("mechanism.atoms"))
 
-    def draw(self, u: Array, x: Array) -> Any:
+    def draw(self, u: Array, x: Array) -> Array:
         """Pick a row by the fraction, then a column, then one of its two reports, with one uniform number."""
         row, fraction = self.mechanism._row(x)
         outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)

@@ -368,7 +368,7 @@ def half_outputs(rows: InputGrid, outputs: int | None) -> int:
     return outputs // 2
 
 
-def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+def expected_inputs(objective: object, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses)."""
     histogram = objective if isinstance(objective, tuple) else (None, objective)
     if len(histogram) != 2:
@@ -383,7 +383,7 @@ def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndar
     return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
 
 
-def _vector(name: str, values: list[Real]) -> np.ndarray:
+def _vector(name: str, values: object) -> np.ndarray:
     """Return the weights or the edges of an objective as floats."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuf" or not np.all(np.isfinite(array)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Shape(Batchable, abc.ABC):
         Shape._kinds.append(cls)
 
     @classmethod
-    def kinds(cls) -> list[type[Any]]:
+    def kinds(cls) -> list[type[Self]]:
         """Return the subclasses that can be made, in the order of their definitions."""
         return [kind for kind in Shape._kinds if issubclass(kind, cls) and not inspect.isabstract(kind)]
 
@@ -83,7 +83,7 @@ class Shape(Batchable, abc.ABC):
     def cdf_integral(self, v: Real) -> Real:
         """Return the integral of ``cdf`` up to v, a point of the interval."""
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Real) -> Real:
         """Return the inverse of ``cdf``, by bisection."""
         return invert_increasing(self.cdf, floating(u), *self.ends)
 
@@ -102,7 +102,7 @@ class Base(Shape):
         """Return the height at a distance d in [0, 2] from an end of [-1, 1], without the cancellation of 1 - d."""
         return self.density(1 - d)
 
-    def mass_between(self, d: Real, width: Real) -> Any:
+    def mass_between(self, d: Real, width: Real) -> Real:
         """Return the normalised mass at distances from d to d + width of an end; a base defines it for small widths."""
         return self.cdf(d + width - 1) - self.cdf(d - 1)
 
@@ -127,10 +127,10 @@ class Constant(Base):
     def cdf_integral(self, v: Real) -> Real:
         return (v + 1) ** 2 / 4
 
-    def mass_between(self, d: Real, width: Real) -> Any:
+    def mass_between(self, d: Real, width: Real) -> Real:
         return width / 2
 
-    def icdf(self, u: Real) -> Any:
+    def icdf(self, u: Real) -> Real:
         return 2 * u - 1
 
 
@@ -142,7 +142,7 @@ class Quartic(Base):
     steepness = 0.0
     kinks = np.zeros(0)
 
-    edge: Any
+    edge: Real
 
     def __post_init__(self) -> None:
         checks.within("edge", self.edge, 1e-9, 1.0)

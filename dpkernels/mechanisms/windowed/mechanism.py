@@ -18,6 +18,7 @@ from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.minima import minima_near_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
 from dpkernels.numerics import (
+    Boolean,
     Real,
     RealArray,
     cast_like,
@@ -148,8 +149,8 @@ class Windowed(Parabolic):
         return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
 
     def _invert_half(
-        self, is_below: object, u: RealArray, mass: RealArray, half_mass: RealArray, start: int
-    ) -> tuple[RealArray, RealArray]:
+        self, is_below: Boolean, u: RealArray, mass: RealArray, half_mass: RealArray, start: int
+    ) -> tuple[Real, Real]:
         """Return (d, z): where ``is_below`` the window, the distance d with the mass u below it, else its position z.
 
         ``mass``, of window and base, is from the window's start, at the distance ``start``, to z; ``half_mass`` is to
@@ -255,7 +256,7 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     return float_if_scalar(height)
 
 
-def _largest_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
+def _largest_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Real:
     xp = namespace(width, epsilon, *tree_leaves((window, base)))
     if condition == "sup_inf":
         return xp.exp(epsilon) * base.lowest - 1
@@ -293,7 +294,7 @@ def _is_on_plateau(window: Window, base: Base, width: object) -> np.ndarray:
     return is_falling & (np.asarray(width) <= _MAX_PLATEAU)
 
 
-def _excess_bound(window: Window, base: Base, width: RealArray, epsilon: Real) -> Any:
+def _excess_bound(window: Window, base: Base, width: RealArray, epsilon: Real) -> np.ndarray:
     """Return a lower bound of ``_max_excess`` for a falling window on a flat base, which is exact on a plateau."""
     plateau_start, plateau_end = 1 - width / 2, np.minimum(np.maximum(width - 1, 1 - width / 2), 1.0)
     points = plateau_start, (plateau_start + plateau_end) / 2, plateau_end
@@ -470,7 +471,7 @@ class SquareWave(Local):
     half_width: Any
     lower: Real
     upper: Real
-    epsilon: Any
+    epsilon: Real
 
     def __post_init__(self) -> None:
         super().__post_init__()

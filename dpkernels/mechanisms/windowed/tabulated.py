@@ -21,6 +21,9 @@ from dpkernels.pytrees import pytree
 # affects how closely it follows the function, but not privacy.
 _KNOTS = 1025
 
+# A function on the interval of a shape, or its values at equally spaced knots.
+ShapeLike = Callable[[float], Real] | Sequence[float] | np.ndarray
+
 
 class _Tables(NamedTuple):
     """The arrays from which a piecewise linear density is evaluated."""
@@ -134,7 +137,7 @@ class _Tabulated:
         segment_integral = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
         return self._length * (integral + mass * s / n + segment_integral)
 
-    def icdf(self, u: Any) -> RealArray:
+    def icdf(self, u: Real) -> RealArray:
         """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u, tables, n = floating(u), self.shape.tables, len(self.shape.values) - 1
         xp = namespace(u, tables.heights)
@@ -145,7 +148,7 @@ class _Tabulated:
         s = 2 * remaining / xp.where(root > 0, root, 1.0)
         return self._length * ((i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n) + self.ends[0]
 
-    def _segment(self, z: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _segment(self, z: Real) -> tuple[RealArray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return the position in the segment of z in [0, 1], and the segment's heights, mass and integral before it."""
         z, segments, n = floating(z), self.shape.tables.segments, len(self.shape.values) - 1
         xp = namespace(z, segments)
@@ -191,7 +194,7 @@ class TabulatedBase(_Tabulated, Base):
         return self._height(namespace(d).clip(d / 2, 0.0, 1.0))
 
 
-def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
+def window_from(shape: ShapeLike) -> TabulatedWindow:
     """Return a window from a function on [0, 1], evaluated at 1,025 knots, or from an odd number of values there.
 
     The table, linear between its knots and scaled to peak 1, defines the window: all results are exact for the table.
@@ -203,7 +206,7 @@ def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedW
     return TabulatedWindow(_table("window", shape, np.linspace(0, 1, _KNOTS)))
 
 
-def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBase:
+def base_from(shape: ShapeLike) -> TabulatedBase:
     """Return a base from a function on [-1, 1], evaluated at 1,025 knots, or from an odd number of values there.
 
     Raises:
@@ -215,7 +218,7 @@ def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBas
     return base
 
 
-def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.ndarray) -> PiecewiseLinear:
+def _table(name: str, shape: ShapeLike, knots: np.ndarray) -> PiecewiseLinear:
     """Evaluate, check and scale to peak 1 a user's even, nonnegative shape."""
     if callable(shape) and isinstance(shape(0.5), Tracer):
         shape = jax.vmap(shape)(jnp.asarray(knots))
