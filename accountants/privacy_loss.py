@@ -193,7 +193,7 @@ class PrivacyLossDistribution:
         """Return the losses alone; a subclass may know others for the mirrored pair."""
         return self
 
-    def scaled(self, weight: RealArray) -> PrivacyLossDistribution:
+    def scaled(self, weight: Real) -> PrivacyLossDistribution:
         pieces = tuple(piece.scaled(weight) for piece in self.pieces)
         unseen = self.unseen * float(weight) if self.unseen else 0.0
         return PrivacyLossDistribution(weight * self.p, weight * self.q, self.loss, self.width, pieces, unseen)

@@ -27,7 +27,7 @@ class DominatingPair(abc.ABC):
     - may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
     - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     - units_of_log: the units of |log delta| by which an upper bound of Gaussian integrals may exceed the truth.
-    - near: whether the pair is valid only within the sensitivity; inputs twice as far apart may have other ones.
+    - within_sensitivity: whether the pair is valid only for inputs within the sensitivity, not for twice as far ones.
     - is_shift: whether q(x) = p(x - D) for the sensitivity D. Alone it may be shifted by 2 D, but not within others.
     - has_estimated_masses: whether its masses are estimates by quadrature, so that no bound is proven.
     - neighbours: of a pair for a batch scheme, the kind of neighbouring datasets; None for one on all the data.
@@ -37,7 +37,7 @@ class DominatingPair(abc.ABC):
     may_be_asymmetric: ClassVar[bool] = False
     rounds_up: ClassVar[bool] = False
     units_of_log: ClassVar[int] = 520
-    near: ClassVar[bool] = False
+    within_sensitivity: ClassVar[bool] = False
     is_shift: ClassVar[bool] = False
     has_estimated_masses: ClassVar[bool] = False
     neighbours: ClassVar[str | None] = None
@@ -55,16 +55,16 @@ class DominatingPair(abc.ABC):
 
     def lower_hockey_stick(self) -> Curve:
         """Return a lower bound of the divergence of plain numbers: at a higher eps and without all allowances."""
-        above, unit = self.nearest_curve(), np.finfo(np.float64).eps
+        upper_bound, unit = self.nearest_curve(), np.finfo(np.float64).eps
 
-        def at(eps: np.ndarray) -> RealArray:
-            delta = above(eps + _UNITS_BELOW * unit * (1 + eps))
+        def lower_bound(eps: np.ndarray) -> RealArray:
+            delta = upper_bound(eps + _UNITS_BELOW * unit * (1 + eps))
             size = self.units_of_log * np.abs(np.log(np.maximum(delta, 5e-324))) + UNITS_OF_EPS * np.abs(eps)
-            below = delta * (1 - (UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
+            raised = delta * (1 - (UNITS_OF_SUMS + (size if self.rounds_up else 0.0)) * unit)
             # Upper bounds may be raised by the least normal float, and masses of q below it lose digits.
-            return np.maximum(below - 2 * np.finfo(np.float64).tiny - UNITS * 5e-324 * np.exp(eps), 0.0)
+            return np.maximum(raised - 2 * np.finfo(np.float64).tiny - UNITS * 5e-324 * np.exp(eps), 0.0)
 
-        return at
+        return lower_bound
 
     def largest_loss(self) -> Real:
         """Return the supremum of log p/q, the pure level of the pair; inf where the loss is unbounded."""
@@ -101,13 +101,13 @@ class DominatingPair(abc.ABC):
 class Mixed(DominatingPair):
     """The pair ``first`` with probability w, else ``second``, as reports show: delta = w delta_1 + (1 - w) delta_2."""
 
-    weight: Any
-    first: Any
+    weight: Real
+    first: DominatingPair
     second: DominatingPair
 
     @property
-    def near(self) -> bool:  # type: ignore[override]
-        return any(pair.near or pair.is_shift for pair in (self.first, self.second))
+    def within_sensitivity(self) -> bool:  # type: ignore[override]
+        return any(pair.within_sensitivity or pair.is_shift for pair in (self.first, self.second))
 
     @property
     def has_estimated_masses(self) -> bool:  # type: ignore[override]
@@ -170,18 +170,18 @@ UNITS_OF_SUMS = 1024  # What they add to the sum of their pieces.
 UNITS_OF_EPS = 240
 
 
-def cap(dtype: Any) -> float:
+def cap(dtype: np.dtype | type) -> float:
     """Return the largest eps that is distinguished from larger ones, for which e^eps is finite."""
     return 0.97 * float(np.log(float(np.finfo(dtype).max)))
 
 
-def lowered(epsilon: Any) -> RealArray:
+def lowered(epsilon: RealArray) -> RealArray:
     """Return eps lowered by more than the rounding errors: since delta falls with eps, its delta is an upper bound.
 
     p - e^eps q cancels next to the largest loss. Its error there is a few units of p and of eps p, and its slope is -p.
     """
     xp = namespace(epsilon)
-    return epsilon - UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + abs(epsilon))
+    return epsilon - UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + xp.abs(epsilon))
 
 
 def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Real:
@@ -210,12 +210,12 @@ def _profile(pairs: tuple[DominatingPair], epsilon: RealArray) -> RealArray:
         return curve(pairs)(epsilon.ravel()).reshape(epsilon.shape)
     xp = namespace(epsilon, *jax.tree.leaves(pairs))
 
-    def one(eps: Real, *numbers: Real) -> Real:
+    def entry_delta(eps: Real, *numbers: Real) -> Real:
         entries = iter(numbers)
         entry_pairs = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else next(entries) for leaf in leaves])
         return curve(entry_pairs)(xp.atleast_1d(eps))[0]
 
-    return (jnp.vectorize(one) if xp is jnp else np.vectorize(one, otypes=[float]))(epsilon, *numbers)
+    return (jnp.vectorize(entry_delta) if xp is jnp else np.vectorize(entry_delta, otypes=[float]))(epsilon, *numbers)
 
 
 compiled_profile = jax.jit(_profile)
@@ -235,45 +235,45 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     """Return the maximum of the pairs' hockey-stick divergences as a function of eps up to the cap, rounded upwards."""
     sticks = [upper(pair) for pair in pairs]
 
-    def at(epsilon: RealArray) -> Real:
+    def largest_delta(epsilon: RealArray) -> Real:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         capped = xp.minimum(epsilon, cap(epsilon.dtype))
         return xp.clip(elementwise_maximum([stick(capped) for stick in sticks]), 0.0, 1.0)
 
-    return at
+    return largest_delta
 
 
 # The most values, of all pieces at several eps, that are computed together.
 _MAX_BLOCK = 1 << 18
 
 
-def sum_of_pieces(of_pieces: Curve, count: int) -> Curve:
+def sum_of_pieces(piece_deltas: Curve, count: int) -> Curve:
     """Return eps -> the sum of the positive values of pieces, which are along a last axis; ``count`` are computed."""
 
-    def at(eps: RealArray) -> RealArray:
-        values = of_pieces(eps[..., None])
+    def sum_of_block(eps: RealArray) -> RealArray:
+        values = piece_deltas(eps[..., None])
         # A maximum with 0 would halve the derivative of a value of 0. NaN stays NaN.
         return namespace(values).where(values < 0, 0.0, values).sum(-1)
 
-    def in_blocks(eps: RealArray) -> RealArray:
-        together = max(1, _MAX_BLOCK // count)
-        if np.size(eps) <= together:
-            return at(eps)
+    def sum_in_blocks(eps: RealArray) -> RealArray:
+        block_size = max(1, _MAX_BLOCK // count)
+        if np.size(eps) <= block_size:
+            return sum_of_block(eps)
         if namespace(eps) is jnp:
-            return jax.lax.map(at, eps.ravel(), batch_size=together).reshape(eps.shape)
-        blocks = np.split(eps.ravel(), range(together, eps.size, together))
-        return np.concatenate([at(block) for block in blocks]).reshape(eps.shape)
+            return jax.lax.map(sum_of_block, eps.ravel(), batch_size=block_size).reshape(eps.shape)
+        blocks = np.split(eps.ravel(), range(block_size, eps.size, block_size))
+        return np.concatenate([sum_of_block(block) for block in blocks]).reshape(eps.shape)
 
-    return in_blocks
+    return sum_in_blocks
 
 
 def upper(pair: DominatingPair) -> Curve:
     """Return an upper bound of the pair's hockey-stick divergence, as a function of eps."""
     stick = pair.hockey_stick()
 
-    def at(epsilon: RealArray) -> RealArray:
+    def upper_bound(epsilon: RealArray) -> RealArray:
         # The sum of pieces is rounded, too, where it hardly changes with eps.
         delta = stick(lowered(epsilon))
         return delta * (1 + UNITS * namespace(delta).finfo(delta.dtype).eps)
 
-    return stick if pair.rounds_up else at
+    return stick if pair.rounds_up else upper_bound

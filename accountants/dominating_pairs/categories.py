@@ -23,9 +23,9 @@ def support_chances(mechanism: Categorical | CategorySampler) -> tuple[Real, Rea
         p = mechanism.certificate.probability
         return float(p), float(1 - p)
     # The odds are e^eps to the choices that do not support it, each by as many as do.
-    others = mechanism.blocks - 1 if isinstance(mechanism, BlockResponse) else mechanism.categories / mechanism.size - 1  # type: ignore[attr-defined]
+    odds = mechanism.blocks - 1 if isinstance(mechanism, BlockResponse) else mechanism.categories / mechanism.size - 1  # type: ignore[attr-defined]
     p = mechanism.support_probabilities[0]
-    return p, p * others * namespace(p).exp(-mechanism.epsilon)
+    return p, p * odds * namespace(p).exp(-mechanism.epsilon)
 
 
 def category_pair(mechanism: Categorical) -> Atoms:
@@ -37,11 +37,11 @@ def category_pair(mechanism: Categorical) -> Atoms:
     inner: Categorical = getattr(mechanism, "mechanism", mechanism)
     p, missed = support_chances(mechanism)
     if isinstance(inner, BlockResponse):
-        apart = 1 - inner.collision
-        own, other, has_rest = apart * p, apart * missed / (inner.blocks - 1), inner.outcomes > 2
+        separate = 1 - inner.collision
+        first, second, has_rest = separate * p, separate * missed / (inner.blocks - 1), inner.outcomes > 2
     else:
         d, k = inner.categories, inner.size  # type: ignore[attr-defined]
-        own, other, has_rest = p * (d - k) / (d - 1), missed * k / (d - 1), d > 2
-    xp = namespace(own)
-    masses = xp.stack([own, 1 - own - other, other] if has_rest else [own, other])
+        first, second, has_rest = p * (d - k) / (d - 1), missed * k / (d - 1), d > 2
+    xp = namespace(first)
+    masses = xp.stack([first, 1 - first - second, second] if has_rest else [first, second])
     return Atoms(masses, masses[::-1])

@@ -17,7 +17,7 @@ from dpkernels.numerics import Real, RealArray, cast_like, floating, gauss_legen
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, turning_points
 
-LogDensity = Callable[[np.ndarray], Any]
+LogDensity = Callable[[np.ndarray], object]
 
 # Nodes of a panel: with more nodes there are fewer panels, and each smooth piece costs more.
 _SIZE = 16
@@ -40,7 +40,7 @@ _BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a
 _MARGIN = 0.05
 # From masses at the nodes to coefficients of Legendre polynomials, of which the first is the integral over a panel.
 _COEFFICIENTS = (2 * np.arange(_SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * _NODES - 1, _SIZE - 1).T
-# From these coefficients to those of the integral from the left end.
+# From these coefficients to those of the integral from the lower end.
 _ANTIDERIVATIVES = np.polynomial.legendre.legint(np.eye(_SIZE), lbnd=-1) / 2
 
 
@@ -51,25 +51,25 @@ class Piece:
     A finite interval is affine in t. A half line is  y = end -/+ scale s/(1 - s)  with s = 1 - t or t.
     """
 
-    left: Any
-    right: Any
+    lower: Any
+    upper: Any
     scale: Any
 
-    def at(self, t: np.ndarray) -> np.ndarray:
+    def point(self, t: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
-            rising, falling = self.left + self.scale * t / (1 - t), self.right - self.scale * (1 - t) / t
-            return self._choose(rising, falling, self.left + (self.right - self.left) * t)
+            rising, falling = self.lower + self.scale * t / (1 - t), self.upper - self.scale * (1 - t) / t
+            return self._choose(rising, falling, self.lower + (self.upper - self.lower) * t)
 
     def log_rate(self, t: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
             rising, falling = np.log(self.scale) - 2 * np.log1p(-t), np.log(self.scale) - 2 * np.log(t)
-            return self._choose(rising, falling, np.log(self.right - self.left) + 0 * t)
+            return self._choose(rising, falling, np.log(self.upper - self.lower) + 0 * t)
 
     def _choose(self, rising: np.ndarray, falling: np.ndarray, affine: np.ndarray) -> np.ndarray:
-        return np.where(np.isinf(self.right), rising, np.where(np.isinf(self.left), falling, affine))
+        return np.where(np.isinf(self.upper), rising, np.where(np.isinf(self.lower), falling, affine))
 
 
-def _pieces_of(knots: Sequence[float]) -> list[Piece]:
+def _pieces_between(knots: Sequence[float]) -> list[Piece]:
     ends = np.asarray(knots, np.float64)
     if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
         raise ValueError(f"knots: {knots!r}; two or more increasing numbers are needed")
@@ -77,11 +77,11 @@ def _pieces_of(knots: Sequence[float]) -> list[Piece]:
     if not len(finite):
         ends, finite = np.array([-np.inf, 0.0, np.inf]), np.zeros(1)
     scale = float(np.ptp(finite)) or max(1.0, float(abs(finite[0])))
-    return [Piece(left, right, scale) for left, right in pairwise(ends.tolist())]
+    return [Piece(lower, upper, scale) for lower, upper in pairwise(ends.tolist())]
 
 
 def _log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> np.ndarray:
-    y, rate = piece.at(t), piece.log_rate(t)
+    y, rate = piece.point(t), piece.log_rate(t)
     return np.stack([_checked(name, log_density, y) + rate for name, log_density in logs.items()])
 
 
@@ -90,9 +90,10 @@ def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
         values = np.asarray(log_density(y), np.float64)
     if values.shape != y.shape:
         raise TypeError(f"{name}: gives shape {values.shape} at points of shape {y.shape}")
-    bad = np.isnan(values) | (values == np.inf)
-    if bad.any():
-        raise ValueError(f"{name}: is {values[bad][0]} at {y[bad][0]:.17g}; a log density is a number or -inf")
+    is_invalid = np.isnan(values) | (values == np.inf)
+    if is_invalid.any():
+        value, point = values[is_invalid][0], y[is_invalid][0]
+        raise ValueError(f"{name}: is {value} at {point:.17g}; a log density is a number or -inf")
     return values
 
 
@@ -102,12 +103,11 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> list[float]:
     def integrals(panels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the integrals of p, q and sqrt(p q) over panels, and which of p and q vary by large factors."""
         width = np.diff(panels, axis=1)
-        logs_at = _log_densities(piece, logs, panels[:, :1] + width * _NODES)
-        finite = np.isfinite(logs_at)
-        range_ = np.where(finite, logs_at, -np.inf).max(-1) - np.where(finite, logs_at, np.inf).min(-1)
-        return np.stack(
-            [(width * np.exp(each)) @ _WEIGHTS for each in (*logs_at, logs_at.mean(0))]
-        ), range_ > _MAX_LOG_RANGE
+        node_logs = _log_densities(piece, logs, panels[:, :1] + width * _NODES)
+        finite = np.isfinite(node_logs)
+        log_range = np.where(finite, node_logs, -np.inf).max(-1) - np.where(finite, node_logs, np.inf).min(-1)
+        logs_of_three = (*node_logs, node_logs.mean(0))
+        return np.stack([(width * np.exp(log)) @ _WEIGHTS for log in logs_of_three]), log_range > _MAX_LOG_RANGE
 
     ends = np.linspace(0, 1, _FIRST_PANELS + 1)
     todo, done = np.stack([ends[:-1], ends[1:]], 1), []
@@ -122,24 +122,24 @@ def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> list[float]:
         if not len(todo):
             panels = np.concatenate(done)
             panels = panels[np.argsort(panels[:, 0])]
-            heavy = np.flatnonzero(panels[:, 2] > _NEGLIGIBLE_MASS)
-            needed = panels[heavy[0] : heavy[-1] + 1] if len(heavy) else panels[:1]
-            return [*needed[:, 0], needed[-1, 1]]
+            heavy_index = np.flatnonzero(panels[:, 2] > _NEGLIGIBLE_MASS)
+            heavy_panels = panels[heavy_index[0] : heavy_index[-1] + 1] if len(heavy_index) else panels[:1]
+            return [*heavy_panels[:, 0], heavy_panels[-1, 1]]
         if len(todo) > _MAX_PANELS:
             break
     names = " and ".join(logs)
     raise ValueError(
-        f"{names}: not smooth near {piece.at(todo[0, 0]):.12g}; put a knot where a density jumps, bends or ends"
+        f"{names}: not smooth near {piece.point(todo[0, 0]):.12g}; put a knot where a density jumps, bends or ends"
     )
 
 
-def _cut_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: list[float]) -> list[float]:
+def _split_at_turns(piece: Piece, logs: dict[str, LogDensity], ends: list[float]) -> list[float]:
     def loss(t: np.ndarray) -> np.ndarray:
         return log_ratio(*_log_densities(piece, logs, t))
 
     turns: list[float] = []
-    for left, right in pairwise(ends):
-        x = np.linspace(left, right, _SAMPLES + 2)[1:-1]
+    for lower, upper in pairwise(ends):
+        x = np.linspace(lower, upper, _SAMPLES + 2)[1:-1]
         level = loss(x)
         if np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max()):
             turns += turning_points(lambda t, _: loss(t), x[None])[0].tolist()
@@ -164,45 +164,46 @@ class Densities(DominatingPair):
         """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once."""
         xp = namespace(self.nodes.p)
         mass_p, mass_q, loss = (
-            floating(xp.asarray(each)).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss)
+            floating(xp.asarray(array)).reshape(-1, _SIZE) for array in (self.nodes.p, self.nodes.q, self.nodes.loss)
         )
         p, q = (mass @ cast_like(_COEFFICIENTS.T, mass) for mass in (mass_p, mass_q))
         # The least and the largest loss of panels, with a margin for the ends beyond the nodes.
-        least, most = loss.min(-1), loss.max(-1)
-        finite = xp.isfinite(least) & xp.isfinite(most)
-        margin = _MARGIN * (xp.where(finite, most, 0.0) - xp.where(finite, least, 0.0))
-        least, most = least - margin, most + margin
+        lowest, highest = loss.min(-1), loss.max(-1)
+        finite = xp.isfinite(lowest) & xp.isfinite(highest)
+        margin = _MARGIN * (xp.where(finite, highest, 0.0) - xp.where(finite, lowest, 0.0))
+        lowest, highest = lowest - margin, highest + margin
 
-        def of_panels(eps: Real) -> Real:
+        def panel_deltas(eps: Real) -> Real:
             xp = namespace(eps, p)
             gap = p - xp.exp(eps)[..., None] * q
             ones, total = xp.ones_like(gap[..., 0]), gap[..., 0]
-            rises = _value(gap, ones) > _value(gap, -ones)
-            ends = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
-            below = _value(gap @ cast_like(_ANTIDERIVATIVES.T, gap), without_derivative((ends[0] + ends[1]) / 2))
-            crossed = xp.where(rises, total - below, below)
-            return xp.where(most <= eps, 0.0, xp.where(least >= eps, total, crossed))
+            rises = _legendre_sum(gap, ones) > _legendre_sum(gap, -ones)
+            ends = bisect(lambda x: (_legendre_sum(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
+            cut = without_derivative((ends[0] + ends[1]) / 2)
+            integral_below = _legendre_sum(gap @ cast_like(_ANTIDERIVATIVES.T, gap), cut)
+            crossed = xp.where(rises, total - integral_below, integral_below)
+            return xp.where(highest <= eps, 0.0, xp.where(lowest >= eps, total, crossed))
 
-        return sum_of_pieces(of_panels, p.size)
+        return sum_of_pieces(panel_deltas, p.size)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         """Return the panels as pieces; panels on which one density is 0 become atoms of infinite loss."""
-        p, q, loss = (np.asarray(each).reshape(-1, _SIZE) for each in (self.nodes.p, self.nodes.q, self.nodes.loss))
+        p, q, loss = (np.asarray(array).reshape(-1, _SIZE) for array in (self.nodes.p, self.nodes.q, self.nodes.loss))
         finite = np.isfinite(loss).all(1)
         if not np.isinf(loss[~finite]).all():
             raise ValueError("log_p, log_q: one density becomes 0 between two knots; put a knot there")
         atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
         *fields, start, end = np.array(self.panels).T
-        same = np.all([field[1:] == field[:-1] for field in fields], axis=0)
+        is_continued = np.all([field[1:] == field[:-1] for field in fields], axis=0)
         # The first and the last panel of a piece continue to its ends.
-        beyond = (
-            np.where(np.append(False, same), start, 0.0)[finite],
-            np.where(np.append(same, False), end, 1.0)[finite],
+        whole_ends = (
+            np.where(np.append(False, is_continued), start, 0.0)[finite],
+            np.where(np.append(is_continued, False), end, 1.0)[finite],
         )
-        left, right, scale, start, end = (field[finite] for field in (*fields, start, end))
+        lower, upper, scale, start, end = (field[finite] for field in (*fields, start, end))
 
         def logs(t: np.ndarray, i: np.ndarray) -> np.ndarray:
-            piece = Piece(left[i], right[i], scale[i])
+            piece = Piece(lower[i], upper[i], scale[i])
             return _log_densities(piece, {"log_p": self.log_p, "log_q": self.log_q}, t)
 
         smooth = SmoothPieces(
@@ -211,9 +212,9 @@ class Densities(DominatingPair):
             lambda t, i: logs(t, i)[0],
             lambda t, i: logs(t, i)[1],
             lambda t, i: log_ratio(*logs(t, i)),
-            lambda left, *_: 0 * left,  # Panels were halved until quadrature was exact, as an estimate.
+            lambda lower, *_: 0 * lower,  # Panels were halved until quadrature was exact, as an estimate.
             min_panels=1,
-            whole_ends=beyond,
+            whole_ends=whole_ends,
         )
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
 
@@ -261,13 +262,13 @@ def density_pair(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -
         if not callable(log_density):
             raise TypeError(f"{name}: {log_density!r} is not a function")
     panels = []
-    for piece in _pieces_of(knots):
-        ends = _cut_at_turns(piece, logs, _panel_ends(piece, logs))
-        panels += [(piece.left, piece.right, piece.scale, *panel) for panel in pairwise(ends)]
+    for piece in _pieces_between(knots):
+        ends = _split_at_turns(piece, logs, _panel_ends(piece, logs))
+        panels += [(piece.lower, piece.upper, piece.scale, *panel) for panel in pairwise(ends)]
     *columns, start, end = np.array(panels).T[..., None]
-    at_nodes = _log_densities(Piece(*columns), logs, start + (end - start) * _NODES)
-    p, q = (end - start) * _WEIGHTS * np.exp(at_nodes)
-    p, q, loss = (each.ravel() for each in (p, q, log_ratio(*at_nodes)))
+    node_logs = _log_densities(Piece(*columns), logs, start + (end - start) * _NODES)
+    p, q = (end - start) * _WEIGHTS * np.exp(node_logs)
+    p, q, loss = (array.ravel() for array in (p, q, log_ratio(*node_logs)))
     pair = Densities(log_p, log_q, tuple(panels), PrivacyLossDistribution(p, q, loss, 0 * p))
     for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
         if not abs(mass - 1) <= _MASS_TOLERANCE:
@@ -275,7 +276,7 @@ def density_pair(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -
     return pair
 
 
-def _value(coefficients: RealArray, x: Any) -> Any:
+def _legendre_sum(coefficients: RealArray, x: Real) -> RealArray:
     """Return the sum of Legendre polynomials, whose coefficients are along a last axis, at x."""
     xp = namespace(x)
     values = [xp.ones_like(x), x]

@@ -21,15 +21,15 @@ from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
 
 
-@partial(pytree, static=("moved", "near"))
+@partial(pytree, static=("moved", "within_sensitivity"))
 @dataclass(frozen=True)
 class Atoms(DominatingPair):
     """Two distributions on the same finite set of reports; for even noise on a lattice q is p, ``moved`` points on."""
 
-    p: Any
-    q: Any
+    p: RealArray
+    q: RealArray
     moved: int | None = None
-    near: bool = False  # type: ignore[misc]
+    within_sensitivity: bool = False  # type: ignore[misc]
 
     joint: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
@@ -51,11 +51,11 @@ class Atoms(DominatingPair):
         error_p, error_q = (_rounding(mass, _TABLE_UNITS if self.moved is None else _NORM_UNITS) for mass in (p, q))
         p, q = p * (1 + side * error_p), q * (1 - side * error_q)
 
-        def at(eps: RealArray) -> Real:
+        def delta(eps: RealArray) -> Real:
             xp = namespace(eps, p, q)
             return xp.maximum(p - xp.exp(eps)[..., None] * q, 0.0).sum(-1)
 
-        return at
+        return delta
 
     def largest_loss(self) -> Real:
         return self.privacy_loss().loss.max()
@@ -65,7 +65,7 @@ class Atoms(DominatingPair):
         return PrivacyLossDistribution.of_masses(*(floating(xp.asarray(mass)) for mass in (self.p, self.q)))
 
     def mirror(self) -> Atoms:
-        return Atoms(self.q, self.p, near=self.near)
+        return Atoms(self.q, self.p, within_sensitivity=self.within_sensitivity)
 
     def symmetry_gap(self) -> Real:
         if self.moved is not None:
@@ -85,15 +85,15 @@ class Atoms(DominatingPair):
             self._check_moved()
 
     def _check_moved(self) -> None:
-        n = checks.integer_in("moved", self.moved, 1, len(self.p) - 1)
-        weights = self.p[:-n]
-        if any(self.p[-n:]) or any(self.q[:n]) or np.any(self.q[n:] != weights):
-            raise ValueError(f"moved: {n}; q is not p moved by this number of points")
+        count = checks.integer_in("moved", self.moved, 1, len(self.p) - 1)
+        weights = self.p[:-count]
+        if any(self.p[-count:]) or any(self.q[:count]) or np.any(self.q[count:] != weights):
+            raise ValueError(f"moved: {count}; q is not p moved by this number of points")
         if np.any(weights != weights[::-1]) or np.any(np.diff(weights[len(weights) // 2 :]) > 0):
             raise ValueError("p: of noise on a lattice is even and falls from the middle")
 
 
-@partial(pytree, static=("moved", "near"))
+@partial(pytree, static=("moved", "within_sensitivity"))
 @dataclass(frozen=True)
 class RowPair(Atoms):
     """A pair whose profile is at least that of all rows of a table, with the rows that bound it from below."""
@@ -182,7 +182,7 @@ _TABLE_UNITS = 8  # those of a table,
 _NORM_UNITS = 16  # those of noise on a lattice, which have a norm,
 _LOG_UNITS = 4  # and in addition those for each unit of their logarithms.
 # Points at which a profile is evaluated: evenly spaced in eps, beside those at the losses of the table's rows.
-_DOTS = 256
+_PROFILE_POINTS = 256
 _LARGE_TABLE = 1 << 22  # A table of so many ratios of rows has a quarter of these points.
 # Losses closer together than this share a point.
 _SAME_LOSS = 1e-5
@@ -194,25 +194,26 @@ _CHORD_TOLERANCE = 1e-13
 
 
 @proven("worst_pairs#6-tables-row-by-row")
-def dominating_pair(p: Any, cells: int) -> Atoms:
-    """Return a symmetric pair whose profile is at least the largest profile of rows at most ``cells`` apart.
+def dominating_pair(p: Any, row_distance: int) -> Atoms:
+    """Return a symmetric pair whose profile is at least the largest profile of rows at most ``row_distance`` apart.
 
     It is exact at eps 0, at the table's own eps and at points between; for JAX numbers, evenly spaced ones, so that it
     is differentiable. With f the interpolated profile in t = e^eps, the loss ln t_i has the mass
     q_i = f'(t_i+) - f'(t_i-) under q and t_i q_i under p, the loss -ln t_i has these exchanged, and loss 0 the rest.
     """
     if namespace(p) is jnp:
-        ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
-        t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
-        return of_dots(t, jnp.append(jax.lax.map(lambda at: _largest(p, cells, at), t[:-1]), 0.0))
-    t = np.exp(_dots(p, cells))
-    f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
+        ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, row_distance + 1)]).max()
+        t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _PROFILE_POINTS, dtype=p.dtype))
+        f = jax.lax.map(lambda level: _largest_profile(p, row_distance, level), t[:-1])
+        return pair_of_profile(t, jnp.append(f, 0.0))
+    t = np.exp(_profile_points(p, row_distance))
+    f = np.append([_largest_profile(p, row_distance, level) + _ROUNDING for level in t[:-1]], 0.0)
     corners = _corners(t, f)
-    pair = of_dots(t[corners], f[corners])
-    return RowPair(pair.p, pair.q, rows=_worst_rows(p, cells, t[corners][:-1]))
+    pair = pair_of_profile(t[corners], f[corners])
+    return RowPair(pair.p, pair.q, rows=_worst_rows(p, row_distance, t[corners][:-1]))
 
 
-def of_dots(t: RealArray, f: Real) -> Atoms:
+def pair_of_profile(t: RealArray, f: Real) -> Atoms:
     """Return the symmetric pair whose profile is f at e^eps = t, and linear between; see ``dominating_pair``."""
     xp = namespace(t, f)
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
@@ -222,18 +223,16 @@ def of_dots(t: RealArray, f: Real) -> Atoms:
     return Atoms(xp.concatenate([q[::-1], rest, high]), xp.concatenate([high[::-1], rest, q]))
 
 
-def _dots(p: np.ndarray, cells: int) -> np.ndarray:
+def _profile_points(p: np.ndarray, row_distance: int) -> np.ndarray:
     """Return values of eps from 0 to the largest loss: evenly spaced, and the losses of the rows furthest apart."""
-    level = math.log(largest_ratio(p, cells))
-    count = _DOTS if p.size * cells < _LARGE_TABLE else _DOTS // 4
-    losses = np.abs(np.log(p[cells:] / p[:-cells])).ravel()
+    level = math.log(largest_ratio(p, row_distance))
+    count = _PROFILE_POINTS if p.size * row_distance < _LARGE_TABLE else _PROFILE_POINTS // 4
+    losses = np.abs(np.log(p[row_distance:] / p[:-row_distance])).ravel()
     losses = np.unique(np.round(losses[losses < level], 9))
-    dots = np.unique(np.concatenate([np.linspace(0, level, count), losses]))
-    apart = np.flatnonzero(
-        np.diff(dots, prepend=-1.0) > max(_SAME_LOSS, 1e-3 * level if len(losses) > 4 * count else 0.0)
-    )
-    dots = dots[apart]
-    return np.append(dots[dots < level - _SAME_LOSS], level)
+    points = np.unique(np.concatenate([np.linspace(0, level, count), losses]))
+    spacing = max(_SAME_LOSS, 1e-3 * level if len(losses) > 4 * count else 0.0)
+    points = points[np.diff(points, prepend=-1.0) > spacing]
+    return np.append(points[points < level - _SAME_LOSS], level)
 
 
 def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
@@ -244,18 +243,18 @@ def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     return corners
 
 
-def _worst_rows(p: np.ndarray, cells: int, t: np.ndarray) -> tuple[Atoms, ...]:
+def _worst_rows(p: np.ndarray, row_distance: int, t: np.ndarray) -> tuple[Atoms, ...]:
     """Return the pairs of rows that have the largest profile at most of the t."""
     worst: Counter[tuple[int, int]] = Counter()
-    for at in t:
-        gaps = _row_profiles(p, cells, at)
-        number = int(np.argmax([gap.max() for gap in gaps]))
-        first = int(gaps[number].argmax())
-        worst[first, first + 1 + number // 2] += 1
-    return tuple(_grouped(p[i], p[j]) for (i, j), _ in worst.most_common(_MAX_ROW_PAIRS))
+    for level in t:
+        gaps = _row_profiles(p, row_distance, level)
+        offset_index = int(np.argmax([gap.max() for gap in gaps]))
+        row = int(gaps[offset_index].argmax())
+        worst[row, row + 1 + offset_index // 2] += 1
+    return tuple(_grouped_by_loss(p[i], p[j]) for (i, j), _ in worst.most_common(_MAX_ROW_PAIRS))
 
 
-def _grouped(p: np.ndarray, q: np.ndarray) -> Atoms:
+def _grouped_by_loss(p: np.ndarray, q: np.ndarray) -> Atoms:
     """Return two rows with reports of nearly equal losses as one, which is processing."""
     loss = np.log(p / q)
     order = np.argsort(loss)
@@ -263,19 +262,19 @@ def _grouped(p: np.ndarray, q: np.ndarray) -> Atoms:
     return Atoms(np.add.reduceat(p[order], starts), np.add.reduceat(q[order], starts))
 
 
-def _largest(p: RealArray, cells: int, t: Real) -> RealArray:
-    """Return the maximum over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
-    return namespace(p).stack([gap.max() for gap in _row_profiles(p, cells, t)]).max()
+def _largest_profile(p: RealArray, row_distance: int, t: Real) -> RealArray:
+    """Return the maximum over rows i, i' at most ``row_distance`` apart of sum_j max(0, p_ij - t p_i'j)."""
+    return namespace(p).stack([gap.max() for gap in _row_profiles(p, row_distance, t)]).max()
 
 
-def _row_profiles(p: RealArray, cells: int, t: Real) -> list[Any]:
+def _row_profiles(p: RealArray, row_distance: int, t: Real) -> list[RealArray]:
     """Return sum_j max(0, p_ij - t p_i'j) for i' = i - 1, i + 1, i - 2, ..., each an array over the lesser of both."""
-    pairs = (pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
+    pairs = (pair for s in range(1, row_distance + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
     return [namespace(p).maximum(x - t * y, 0.0).sum(1) for x, y in pairs]
 
 
 def shifted_pair(weights: RealArray, n: int) -> Atoms:
     """Return the pair of the weights of even noise on a lattice and the same weights n points further on."""
     xp = namespace(weights)
-    none = xp.zeros(n)
-    return Atoms(xp.concatenate([weights, none]), xp.concatenate([none, weights]), n)
+    zeros = xp.zeros(n)
+    return Atoms(xp.concatenate([weights, zeros]), xp.concatenate([zeros, weights]), n)

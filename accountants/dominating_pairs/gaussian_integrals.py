@@ -62,60 +62,64 @@ def endless_gain(start: RealArray, a: Real) -> RealArray:
 
 def _difference(start: RealArray, width: RealArray, a: Real, lead: RealArray, p: Real, q: Real) -> RealArray:
     xp = namespace(start, width, a, lead)
-    kind = xp.finfo(xp.result_type(start, width, a, lead))
+    info = xp.finfo(xp.result_type(start, width, a, lead))
     steep = xp.minimum(a, _MAX_POSITION)
-    factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(kind.max))))
-    apart = p - factor * q
-    error = kind.eps * _UNITS * (steep * (abs(start) + steep) + lead) * q
+    factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(info.max))))
+    difference = p - factor * q
+    error = info.eps * _UNITS * (steep * (abs(start) + steep) + lead) * q
     error = _mass_error(start, width, p) + factor * (_mass_error(start + a, width, q) + error)
     # A tail below the floats is 0.
-    near = (apart < _MIN_DIFFERENCE * p) | ((q < _MIN_RESOLVED * float(kind.tiny)) & (p > 0) & (steep < _MAX_STEEPNESS))
-    summed = _where_any(near, _by_nodes, start, width, a, lead)
-    summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, width) ** 2)))
-    return xp.where(near, summed, apart + without_derivative(error))
+    cancels = (difference < _MIN_DIFFERENCE * p) | (
+        (q < _MIN_RESOLVED * float(info.tiny)) & (p > 0) & (steep < _MAX_STEEPNESS)
+    )
+    by_quadrature = _evaluate_where(cancels, _by_nodes, start, width, a, lead)
+    by_quadrature = by_quadrature * (1 + _UNITS * info.eps * (1 + without_derivative(_nearest(start, width) ** 2)))
+    return xp.where(cancels, by_quadrature, difference + without_derivative(error))
 
 
 def _mass(start: RealArray, width: RealArray) -> RealArray:
     xp = namespace(start, width)
-    far = start + width
-    across = (start < 0) & (far > 0)
-    near = xp.where(start >= 0, start, -far)
+    end = start + width
+    contains_zero = (start < 0) & (end > 0)
+    nearest = xp.where(start >= 0, start, -end)
     # Where 0 is between the ends the mass has two parts, and otherwise one.
-    value = _partial(xp.where(across, 0.0, near), xp.where(across, far, width))
-    return value + _partial(0.0 * value, xp.where(across, -start, 0.0))
+    value = _tail_mass(xp.where(contains_zero, 0.0, nearest), xp.where(contains_zero, end, width))
+    return value + _tail_mass(0.0 * value, xp.where(contains_zero, -start, 0.0))
 
 
 def _mass_error(start: RealArray, width: RealArray, mass: Any) -> np.ndarray:
     return np.finfo(mass.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * mass
 
 
-def _partial(near: RealArray, width: RealArray) -> RealArray:
-    """Return the mass of [near, near + width] for near >= 0: a difference of tails, or quadrature if it is narrow."""
-    xp = namespace(near, width)
-    has_width = xp.isfinite(near) & (width > 0)
-    near, width = xp.where(has_width, near, 1.0), xp.where(has_width, width, 1.0)
+def _tail_mass(start: RealArray, width: RealArray) -> RealArray:
+    """Return the mass of [start, start + width] for start >= 0: a difference of tails, or quadrature if narrow."""
+    xp = namespace(start, width)
+    has_width = xp.isfinite(start) & (width > 0)
+    start, width = xp.where(has_width, start, 1.0), xp.where(has_width, width, 1.0)
     endless = xp.isinf(width)
     width = xp.where(endless, 1.0, width)
-    apart = _STANDARD.tail(near) - xp.where(endless, 0.0, _STANDARD.tail(near + width))
-    narrow = has_width & ~endless & (width * (1 + near) < 1)
-    return xp.where(has_width, xp.where(narrow, _where_any(narrow, _narrow, near, width), apart), 0.0)
+    difference = _STANDARD.tail(start) - xp.where(endless, 0.0, _STANDARD.tail(start + width))
+    is_narrow = has_width & ~endless & (width * (1 + start) < 1)
+    return xp.where(
+        has_width, xp.where(is_narrow, _evaluate_where(is_narrow, _narrow_mass, start, width), difference), 0.0
+    )
 
 
-def _narrow(near: np.ndarray, width: np.ndarray) -> np.ndarray:
+def _narrow_mass(start: np.ndarray, width: np.ndarray) -> np.ndarray:
     nodes, weights = (cast_like(rule, width) for rule in (_NODES, _WEIGHTS))
-    return width * (_density(near[..., None] + width[..., None] * nodes) @ weights)
+    return width * (_density(start[..., None] + width[..., None] * nodes) @ weights)
 
 
 def _density(x: RealArray) -> RealArray:
     return namespace(x).exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
 
 
-def _where_any(needed: Any, function: Callable[..., Any], *values: Real) -> RealArray:
-    xp = namespace(needed, *values)
-    values = xp.broadcast_arrays(needed, *values)[1:]
+def _evaluate_where(condition: RealArray, function: Callable[..., RealArray], *values: Real) -> RealArray:
+    xp = namespace(condition, *values)
+    values = xp.broadcast_arrays(condition, *values)[1:]
     if xp is jnp:
-        return jax.lax.cond(needed.any(), function, lambda first, *_: jnp.zeros_like(first), *values)
-    return function(*values) if np.any(needed) else np.zeros_like(values[0])
+        return jax.lax.cond(condition.any(), function, lambda argument, *_: jnp.zeros_like(argument), *values)
+    return function(*values) if np.any(condition) else np.zeros_like(values[0])
 
 
 def _nearest(start: RealArray, width: RealArray) -> RealArray:

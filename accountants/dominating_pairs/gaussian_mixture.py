@@ -43,7 +43,7 @@ class GaussianMixture(DominatingPair):
     """A mixture of Gaussians of standard deviation 1, and the Gaussian at 0; or this pair mirrored."""
 
     centres: RealArray
-    weights: Any
+    weights: RealArray
     is_mirrored: bool = False
 
     joint: ClassVar[bool] = True
@@ -83,42 +83,43 @@ class GaussianMixture(DominatingPair):
         An upper bound takes q of a larger set, whose loss is lower by more than the error.
         """
         sign = -1.0 if self.is_mirrored else 1.0
-        still = without_derivative(self)
+        frozen = without_derivative(self)
 
-        def at(eps: RealArray) -> Real:
+        def bound(eps: RealArray) -> Real:
             xp = namespace(eps, self.centres)
             unit, level = xp.finfo(eps.dtype).eps, without_derivative(sign * eps)
-            low, high = xp.full_like(level, -_MAX_POSITION), xp.full_like(level, _MAX_POSITION + still.centres.max())
+            low, high = xp.full_like(level, -_MAX_POSITION), xp.full_like(level, _MAX_POSITION + frozen.centres.max())
 
-            def first(level: Real) -> Any:
-                return bisect(lambda y: still._loss(y) < level, low, high, _BISECTIONS)[0]
+            def point_at_loss(level: RealArray) -> RealArray:
+                return bisect(lambda y: frozen._loss(y) < level, low, high, _BISECTIONS)[0]
 
             def masses(pair: GaussianMixture, y: RealArray) -> tuple[RealArray, RealArray]:
                 mixture = (pair.weights * ndtr(sign * (pair.centres - y[..., None]))).sum(-1)
                 return (ndtr(y), mixture) if self.is_mirrored else (mixture, ndtr(-y))
 
-            point = first(level)
+            point = point_at_loss(level)
             p, q = masses(self, point)
             difference = p - xp.exp(eps) * q
 
-            c, y, loss = still.centres, point[..., None], still._loss(point)[..., None]
-            logs = xp.log(still.weights) + c * (y - c / 2)
-            size = xp.abs(c * y) + c**2 + xp.abs(xp.log(still.weights))
+            c, y, loss = frozen.centres, point[..., None], frozen._loss(point)[..., None]
+            logs = xp.log(frozen.weights) + c * (y - c / 2)
+            size = xp.abs(c * y) + c**2 + xp.abs(xp.log(frozen.weights))
             # The parts of the loss: e^loss is a sum, whose terms have these shares.
-            shares = xp.exp(logs - loss)
+            fractions = xp.exp(logs - loss)
             start = -y + 0 * c if self.is_mirrored else y - c
             error = _UNITS_OF_FACTOR * unit * (1 + size)
             if side < 0:
                 error = error + _UNITS_OF_GAIN * unit * (1 + start**2 + (start + c) ** 2 + c**2)
-            factor = (shares if self.is_mirrored else still.weights) * (1 + side * error)
+            factor = (fractions if self.is_mirrored else frozen.weights) * (1 + side * error)
             total = (factor * endless_gain(start, 0 * y + c)).sum(-1)
-            off = unit * (_UNITS_OF_LOSS * (1 + xp.abs(level) + (shares * size).sum(-1)) + c.size)
-            largest = masses(still, first(level - 2 * sign * off))[1] if side > 0 else without_derivative(q)
-            value = total + side * off * xp.exp(without_derivative(eps)) * largest
+            loss_error = unit * (_UNITS_OF_LOSS * (1 + xp.abs(level) + (fractions * size).sum(-1)) + c.size)
+            larger_set = point_at_loss(level - 2 * sign * loss_error)
+            larger_mass = masses(frozen, larger_set)[1] if side > 0 else without_derivative(q)
+            value = total + side * loss_error * xp.exp(without_derivative(eps)) * larger_mass
             value = xp.where(value < 0, 0.0, value) + (xp.finfo(eps.dtype).tiny if side > 0 else 0.0)
             return value + difference - without_derivative(difference)
 
-        return at
+        return bound
 
     def largest_loss(self) -> Real:
         xp = namespace(self.centres, self.weights)
@@ -137,8 +138,8 @@ class GaussianMixture(DominatingPair):
             lambda y, _: _STANDARD.log_prob(y),
             lambda y, _: self._loss(y),
             # Each part of the mixture is a Gaussian, and so is q.
-            lambda left, right, _: np.max(
-                [_STANDARD.steepness(left - centre, right - centre) for centre in (0.0, *np.asarray(self.centres))],
+            lambda lower, upper, _: np.max(
+                [_STANDARD.steepness(lower - centre, upper - centre) for centre in (0.0, *np.asarray(self.centres))],
                 axis=0,
             ),
         )

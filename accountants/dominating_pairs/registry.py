@@ -52,14 +52,14 @@ from dpkernels.proven import proven
 from dpkernels.solve import refined_maximum
 
 
-def dominating_pairs(mechanism: object, sensitivity: object = None) -> tuple[Any, ...]:
+def dominating_pairs(mechanism: object, sensitivity: object = None) -> tuple[DominatingPair, ...]:
     """Return pairs the pointwise maximum of whose profiles is the mechanism's profile at every eps >= 0.
 
     For bounded mechanisms neighbours are any two inputs, or those within the mechanism's own sensitivity. For additive
     ones they differ by at most ``sensitivity``, by default that of the claim. Unknown mechanisms raise a TypeError.
     """
     if isinstance(mechanism, Additive):
-        return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
+        return noise_pairs(mechanism.noise, resolve_sensitivity(mechanism, sensitivity))
     if isinstance(mechanism, ExactNoise | NoiseCertificate):
         return _exact_noise_pairs(getattr(mechanism, "certificate", mechanism), sensitivity)
     pair = bounded_pair(mechanism)
@@ -67,7 +67,7 @@ def dominating_pairs(mechanism: object, sensitivity: object = None) -> tuple[Any
     return (pair, pair.mirror()) if isinstance(pair, Densities) else (pair,)
 
 
-def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
+def resolve_sensitivity(mechanism: Additive, sensitivity: Any = None) -> Real:
     """Return the given D, or else that of the mechanism's claim; an error if there is neither."""
     D = mechanism.sensitivity if sensitivity is None else sensitivity
     if D is None:
@@ -97,8 +97,8 @@ def noise_pairs(noise: object, sensitivity: Real) -> tuple[DominatingPair, ...]:
         raise TypeError(f"noise: {type(noise).__name__} has no known worst pair")
     if isinstance(noise, Reweighted):
         # A weight of 1 is the kernel itself: the reweighted sum in three parts would round differently.
-        outside = checks.concrete(noise.outside)
-        if outside is not None and (outside == 1.0).all():
+        outside_weight = checks.concrete(noise.outside)
+        if outside_weight is not None and (outside_weight == 1.0).all():
             return noise_pairs(noise.kernel, sensitivity)
     shifts = (sensitivity,) if noise.is_even else (sensitivity, -sensitivity)
     return tuple(additive_pair(noise, shift) for shift in shifts)
@@ -131,12 +131,12 @@ def _exact_noise_pairs(certificate: Any, sensitivity: Any) -> tuple[Atoms, ...]:
     else:
         weights = np.array([float(weight) for weight in table.outcomes]) / table.total
         pair = shifted_pair(weights, math.ceil(certificate.shift))
-    share = min(1.0, float(certificate.shift))
+    fraction = min(1.0, float(certificate.shift))
     is_even = bool((weights == weights[::-1]).all())
-    if share == 1:
+    if fraction == 1:
         return (pair,) if is_even else (Atoms(pair.p, pair.q), Atoms(pair.q, pair.p))
     ends = [(pair.p, pair.q)] if is_even else [(pair.p, pair.q), (pair.q, pair.p)]
-    mixed = [(p, (1 - share) * p + share * q) for p, q in ends]
+    mixed = [(p, (1 - fraction) * p + fraction * q) for p, q in ends]
     return tuple(Atoms(*order) for p, q in mixed for order in ((p, q), (q, p)))
 
 
@@ -149,15 +149,15 @@ def _endless_pair(table: NoiseTable, cells: int) -> tuple[np.ndarray, Atoms]:
     tail = table.tail
     if tail is None:
         raise ValueError("table: has no tail")
-    block, again = tail.block / 2.0**tail.bits, float(tail.further_probability)
-    first, inner = tail.rest / 2.0**tail.bits * block, table.weights / 2.0**table.bits
-    side = np.concatenate([first, again * first, again**2 * first])
+    block, decay = tail.block / 2.0**tail.bits, float(tail.further_probability)
+    block_weights, inner = tail.rest / 2.0**tail.bits * block, table.weights / 2.0**table.bits
+    side = np.concatenate([block_weights, decay * block_weights, decay**2 * block_weights])
     p = np.concatenate([side[::-1], inner, side])
     q = np.concatenate([np.zeros(cells), p[:-cells]])
-    lump = np.ones(len(p))
-    lump[tail.codes : 2 * tail.codes] = lump[-2 * tail.codes : -tail.codes] = 1 / (1 - again)
+    multiplicity = np.ones(len(p))
+    multiplicity[tail.codes : 2 * tail.codes] = multiplicity[-2 * tail.codes : -tail.codes] = 1 / (1 - decay)
     inner_codes = slice(tail.codes, -tail.codes)
-    return inner, Atoms((p * lump)[inner_codes], (q * lump)[inner_codes])
+    return inner, Atoms((p * multiplicity)[inner_codes], (q * multiplicity)[inner_codes])
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
@@ -233,7 +233,7 @@ def _(mechanism: Optimal) -> Atoms:
     if namespace(mechanism.probabilities) is np:
         return _pair_of_rows(mechanism)
     pair = dominating_pair(mechanism.probabilities, mechanism.cells)
-    return replace(pair, near=mechanism.sensitivity is not None)
+    return replace(pair, within_sensitivity=mechanism.sensitivity is not None)
 
 
 @bounded_pair.register(ExactRows)
@@ -241,7 +241,7 @@ def _(mechanism: Optimal) -> Atoms:
 def _pair_of_rows(rows: Optimal | ExactRows) -> Atoms:
     """Return the pair of a table of plain numbers, or of the integers that a release samples."""
     p, cells, sensitivity = table_of_rows(rows)
-    return replace(dominating_pair(p, cells), near=sensitivity is not None)
+    return replace(dominating_pair(p, cells), within_sensitivity=sensitivity is not None)
 
 
 def table_of_rows(rows: Optimal | ExactRows) -> tuple[np.ndarray, int, Any]:
@@ -266,7 +266,7 @@ def _(mechanism: CentralPiecewise) -> Atoms:
     level = mechanism.masses[0][0] / (2 * mechanism.core * (1 - E))
     high = level * (xp.minimum(2 * mechanism.core, c) + c * (E ** np.arange(1, steps)).sum())
     p = xp.stack([high, xp.maximum(1 - high - high * E, 0.0), high * E])
-    return Atoms(p, p[::-1], near=True)
+    return Atoms(p, p[::-1], within_sensitivity=True)
 
 
 @bounded_pair.register

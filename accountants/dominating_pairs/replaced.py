@@ -14,7 +14,6 @@ pair attain this bound. Proofs: docs/proofs/worst_pairs.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def check_replaceable(pairs: tuple[DominatingPair, ...]) -> None:
     known form, and bounded mechanisms with a sensitivity.
     """
     for pair in pairs:
-        if pair.near:
+        if pair.within_sensitivity:
             raise ValueError(
                 "adjacency: 'replace' may move a value by twice the sensitivity that this bounded mechanism was made "
                 "for; take 'add_remove', or a mechanism for any two inputs"
@@ -53,8 +52,8 @@ def check_replaceable(pairs: tuple[DominatingPair, ...]) -> None:
                     f"adjacency: 'replace' is not known for {type(noise).__name__}, whose density is not log-concave; "
                     "take 'add_remove'"
                 )
-        odd = checks.concrete(pair.symmetry_gap())
-        if odd is not None and not odd <= SYMMETRIC:
+        gap = checks.concrete(pair.symmetry_gap())
+        if gap is not None and not gap <= SYMMETRIC:
             raise ValueError(
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
                 f"reversed; this {type(pair).__name__} is neither, or under tracing not known to be"
@@ -67,17 +66,17 @@ def replaced_pair(pair: DominatingPair, rate: Real) -> DominatingPair:
     if isinstance(pair, AdditivePair):
         return ReplacedNoise(pair, rate)
     if isinstance(pair, Atoms) and pair.moved is not None:
-        return _symmetrized(pair, rate)
+        return _shifted_both_ways(pair, rate)
     return ReplacedBounded(pair, rate)
 
 
-def _symmetrized(pair: Atoms, rate: Real) -> Atoms:
+def _shifted_both_ways(pair: Atoms, rate: Real) -> Atoms:
     """Return the pair of a lattice that is shifted forwards and back: p starts with the weights, and q with zeros."""
     xp = namespace(pair.p, rate)
-    none = xp.zeros(int(pair.moved or 0))
-    middle = xp.concatenate([pair.q, none])
-    forth, back = xp.concatenate([none, pair.q]), xp.concatenate([pair.p, none])
-    return Atoms((1 - rate) * middle + rate * forth, (1 - rate) * middle + rate * back)
+    zeros = xp.zeros(int(pair.moved or 0))
+    middle = xp.concatenate([pair.q, zeros])
+    forwards, backwards = xp.concatenate([zeros, pair.q]), xp.concatenate([pair.p, zeros])
+    return Atoms((1 - rate) * middle + rate * forwards, (1 - rate) * middle + rate * backwards)
 
 
 def replaced_atoms(pair: Atoms, rate: Real) -> Atoms:
@@ -91,7 +90,7 @@ def replaced_atoms(pair: Atoms, rate: Real) -> Atoms:
 class ReplacedBounded(DominatingPair):
     """The pair of one release of a bounded mechanism, from that on all data; its profile is that of an added record."""
 
-    pair: Any
+    pair: DominatingPair
     rate: Real
 
     @property
@@ -104,25 +103,24 @@ class ReplacedBounded(DominatingPair):
 
     def hockey_stick(self) -> Curve:
         """Return the maximum of both directions: pairs are symmetric up to rounding."""
-        pair, symmetric = self.pair, _one_if_symmetric(self.pair)
+        pair, symmetric = self.pair, _symmetry_factor(self.pair)
         sides = (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
         sticks = [sampled_profile(upper(side), self.rate) for side in sides]
 
-        def at(eps: Real) -> Real:
+        def delta(eps: Real) -> Real:
             return symmetric * elementwise_maximum([stick(eps) for stick in sticks])
 
-        return at
+        return delta
 
     def lower_hockey_stick(self) -> Curve:
         return sampled_profile(self.pair.lower_hockey_stick(), self.rate, side=-1)
 
     def largest_loss(self) -> Real:
-        return elementwise_maximum(
-            [sampled_loss(side.largest_loss(), self.rate) for side in (self.pair, self.pair.mirror())]
-        )
+        levels = [pair.largest_loss() for pair in (self.pair, self.pair.mirror())]
+        return elementwise_maximum([sampled_loss(level, self.rate) for level in levels])
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        losses, symmetric = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)
+        losses, symmetric = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _symmetry_factor(self.pair)
         return losses if namespace(symmetric, self.rate) is np else losses.scaled(symmetric)
 
     def mirror(self) -> ReplacedBounded:
@@ -139,10 +137,10 @@ class ReplacedBounded(DominatingPair):
             raise ValueError("pair: is noise, whose replaced records are twice the sensitivity apart")
 
 
-def _one_if_symmetric(pair: DominatingPair) -> Real:
+def _symmetry_factor(pair: DominatingPair) -> Real:
     """Return 1 for a symmetric pair, and NaN for another one, which only tracing lets through."""
-    odd = pair.symmetry_gap()
-    return namespace(odd).where(odd <= _TRACED_SYMMETRIC, 1.0, np.nan)
+    gap = pair.symmetry_gap()
+    return namespace(gap).where(gap <= _TRACED_SYMMETRIC, 1.0, np.nan)
 
 
 @pytree
@@ -153,6 +151,8 @@ class ReplacedNoise(ReplacedBounded):
     p - t q = r f(. - D) - (1 - r) (t - 1) f - t r f(. + D) for t = e^eps >= 1. Between the knots of all three, where
     log f is a polynomial of degree 2 at most, it changes its sign at most twice.
     """
+
+    pair: AdditivePair
 
     @property
     def _formulas(self) -> NoiseFormulas:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from accountants.dominating_pairs.base import UNITS, Curve, DominatingPair, cap, upper
 from accountants.privacy_loss import PrivacyLossDistribution, sampled_loss
@@ -23,19 +23,19 @@ def sampled_profile(profile: Curve, rate: Real, *, removed: bool = False, side: 
     """
     sign = -1 if removed else 1
 
-    def at(epsilon: RealArray) -> RealArray:
+    def sampled_delta(epsilon: RealArray) -> RealArray:
         xp = namespace(epsilon, rate)
-        kind = xp.finfo(xp.result_type(epsilon))
-        eps = xp.minimum(epsilon, cap(kind.dtype))
-        eps = eps - side * UNITS * kind.eps * abs(eps)
-        y = -xp.expm1(-sign * eps) / rate * (1 - rate)  # Negative for a removed record.
-        none = y <= -1
-        y = xp.where(none, 0.0, y)
-        inner = xp.minimum(eps + sign * xp.log1p(y), cap(kind.dtype))
-        delta = rate * (1 + y if removed else 1.0) * profile(inner) * (1 + side * UNITS * kind.eps)
-        return xp.where(none, 0.0, delta)
+        info = xp.finfo(xp.result_type(epsilon))
+        eps = xp.minimum(epsilon, cap(info.dtype))
+        eps = eps - side * UNITS * info.eps * abs(eps)
+        other_odds = -xp.expm1(-sign * eps) / rate * (1 - rate)  # Negative for a removed record.
+        is_certain = other_odds <= -1
+        other_odds = xp.where(is_certain, 0.0, other_odds)
+        inner = xp.minimum(eps + sign * xp.log1p(other_odds), cap(info.dtype))
+        delta = rate * (1 + other_odds if removed else 1.0) * profile(inner) * (1 + side * UNITS * info.eps)
+        return xp.where(is_certain, 0.0, delta)
 
-    return at
+    return sampled_delta
 
 
 @proven("worst_pairs#7-poisson-samples-one-record-added-or-removed")
@@ -48,7 +48,7 @@ class Sampled(DominatingPair):
     """
 
     pair: DominatingPair
-    rate: Any
+    rate: Real
     removed: bool = False
 
     may_be_asymmetric: ClassVar[bool] = True
@@ -59,8 +59,8 @@ class Sampled(DominatingPair):
         return self.pair.joint
 
     @property
-    def near(self) -> bool:  # type: ignore[override]
-        return self.pair.near or self.pair.is_shift
+    def within_sensitivity(self) -> bool:  # type: ignore[override]
+        return self.pair.within_sensitivity or self.pair.is_shift
 
     def hockey_stick(self) -> Curve:
         pair = self.pair.mirror() if self.removed else self.pair

@@ -22,7 +22,7 @@ def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> N
     """Compare ``noise.steepness`` with the derivatives of the density on random panels between knots.
 
     A bracket of composed noise is proven if |f'| <= s f and |f^(8)| <= s^8 f for the density f and the s that
-    ``noise.steepness(left, right)`` returns for a panel. Call this function in a test of a user-defined class, whose
+    ``noise.steepness(lower, upper)`` returns for a panel. Call this function in a test of a user-defined class, whose
     ``log_prob`` must take JAX arrays, too. It detects a bound that is too small at the 10 to 10^6 ``points`` (panels)
     that it samples; it does not prove the bound.
 
@@ -34,25 +34,25 @@ def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> N
         >>> check_steepness(dpk.Logistic(2.0))
     """
     checks.integer_in("points", points, 10, 10**6)
-    left, right, z = _panels(noise, points, seed)
-    bound = np.broadcast_to(np.asarray(noise.steepness(left, right), np.float64), z.shape)
+    lower, upper, z = _panels(noise, points, seed)
+    bound = np.broadcast_to(np.asarray(noise.steepness(lower, upper), np.float64), z.shape)
     with jax.enable_x64(True):
         level = noise.log_prob(jnp.asarray(z))
         derivatives = _derivatives(lambda x: jnp.exp(noise.log_prob(x) - level), jnp.asarray(z))
     for order in (1, _ORDER):
         size = np.abs(derivatives[order - 1])
-        bad = np.flatnonzero(~(size <= bound**order * (1 + _ROUNDING)))
-        if len(bad):
-            k = bad[np.argmax(size[bad] / np.maximum(bound[bad] ** order, 1e-300))]
+        violations = np.flatnonzero(~(size <= bound**order * (1 + _ROUNDING)))
+        if len(violations):
+            worst = violations[np.argmax(size[violations] / np.maximum(bound[violations] ** order, 1e-300))]
+            panel, measured = f"{lower[worst]:.6g}, {upper[worst]:.6g}", size[worst] ** (1 / order)
             raise ValueError(
-                f"noise: {type(noise).__name__}.steepness({left[k]:.6g}, {right[k]:.6g}) is {bound[k]:.6g}, but "
-                f"|f^({order})|/f is {size[k] ** (1 / order):.6g}^{order} at {z[k]:.6g}; the bound must be at least "
-                "that, or brackets are not proven"
+                f"noise: {type(noise).__name__}.steepness({panel}) is {bound[worst]:.6g}, but |f^({order})|/f is "
+                f"{measured:.6g}^{order} at {z[worst]:.6g}; the bound must be at least that, or brackets are not proven"
             )
 
 
 def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return panels (left, right), which hold no knot, and a point of each; some panels are far out."""
+    """Return panels (lower, upper), which hold no knot, and a point of each; some panels are far out."""
     draws = np.random.default_rng(seed)
     tails = 10.0 ** -draws.uniform(0.3, 16.0, count)
     start = np.where(draws.random(count) < 0.5, noise.inverse(tails, np.ones(count, bool)), 0.0)
@@ -62,18 +62,18 @@ def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.
     knots = np.concatenate([np.asarray(noise.knots, float), np.asarray(noise.support, float)])
     knots = np.unique(knots[np.isfinite(knots)])
     # A panel ends before the next knot, and starts slightly after the previous one.
-    after = np.searchsorted(knots, start, side="right")
-    end = np.minimum(end, np.append(knots, np.inf)[after])
-    start = np.maximum(start, np.append(-np.inf, knots)[after])
-    share = draws.uniform(1e-3, 1 - 1e-3, count)
-    return start, end, start + share * (end - start)
+    next_knot = np.searchsorted(knots, start, side="right")
+    end = np.minimum(end, np.append(knots, np.inf)[next_knot])
+    start = np.maximum(start, np.append(-np.inf, knots)[next_knot])
+    fraction = draws.uniform(1e-3, 1 - 1e-3, count)
+    return start, end, start + fraction * (end - start)
 
 
 def _derivatives(function: Callable[[Real], Real], z: Real) -> list[np.ndarray]:
     """Return the derivatives of the function at every z, of order 1 to 8."""
     ones, zeros = jnp.ones_like(z), jnp.zeros_like(z)
     try:
-        return [np.asarray(one) for one in jet(function, (z,), ((ones, *[zeros] * (_ORDER - 1)),))[1]]
+        return [np.asarray(derivative) for derivative in jet(function, (z,), ((ones, *[zeros] * (_ORDER - 1)),))[1]]
     except (TypeError, NotImplementedError):
         # An operation has no rule for Taylor series: differentiate order by order, which is slower.
         derivatives = []

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +43,8 @@ _LOSS_ERROR = 1e-11  # More than the error of a loss: the relative error of a su
 class Allocated(TablePair):
     """The pair of an allocation to one of ``steps`` steps, or its mirror if ``removed``; ``pair`` is that of a step."""
 
-    pair: Any
-    steps: Any
+    pair: DominatingPair
+    steps: Real
     removed: bool = False
     is_lower: bool = False
 
@@ -99,8 +98,8 @@ class AllocatedBlock(Allocated):
     all outputs, if the noise is Gaussian, and else by nothing.
     """
 
-    whole: Any = None
-    times: Any = None
+    whole: Real = 1
+    times: Real = 1
 
     def attained(self) -> tuple[DominatingPair, ...]:
         pair = self.pair
@@ -110,7 +109,7 @@ class AllocatedBlock(Allocated):
         return (NO_LOSS,)
 
 
-def allocated_pairs(pair: DominatingPair, steps: object, times: int = 1) -> list[tuple[DominatingPair, int]]:
+def allocated_pairs(pair: DominatingPair, steps: Real, times: int = 1) -> list[tuple[DominatingPair, int]]:
     """Return (pair, count) of releases that bound an allocation to ``times`` of so many steps, exactly so for one.
 
     A random partition of t steps into k blocks of f or f + 1, and a random step of each block, is a random subset of k

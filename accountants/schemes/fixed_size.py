@@ -58,7 +58,7 @@ def replacing_pair(pair: DominatingPair) -> DominatingPair:
         return additive_pair(pair.noise, 2 * pair.shift)
     if isinstance(pair, Atoms) and pair.moved is not None:
         return shifted_pair(pair.p[: -pair.moved], 2 * pair.moved)
-    if pair.near or pair.is_shift:
+    if pair.within_sensitivity or pair.is_shift:
         raise ValueError(
             "mechanism: replacing a record may move a value by twice the sensitivity that this bounded mechanism was "
             "made for; take a mechanism for any two inputs"

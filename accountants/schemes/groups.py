@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -52,8 +51,8 @@ def binomial_weights(records: int, rate: Real) -> RealArray:
 class Grouped(TablePair):
     """The pair of noise on a Poisson sample for groups of ``records`` records, or its mirror if ``removed``."""
 
-    pair: Any
-    rate: Any
+    pair: DominatingPair
+    rate: Real
     records: int
     removed: bool = False
     is_lower: bool = False

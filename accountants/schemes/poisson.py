@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from jax.scipy import special as jax_special
@@ -76,9 +76,9 @@ class Truncated(DominatingPair):
     of another one, so that the true value changes by up to twice the sensitivity.
     """
 
-    one: Any  # The pair on all the data of a record that is added or removed.
-    other: Any  # The same of a record that is replaced.
-    rate: Any
+    one: DominatingPair  # The pair on all the data of a record that is added or removed.
+    other: DominatingPair  # The same of a record that is replaced.
+    rate: Real
     full: Real
     kept: Real
     removed: bool = False
@@ -92,7 +92,7 @@ class Truncated(DominatingPair):
         return self.one.joint
 
     @property
-    def _parts(self) -> tuple[tuple[Any, Sampled], tuple[Any, Sampled]]:
+    def _parts(self) -> tuple[tuple[Real, Sampled], tuple[Real, Sampled]]:
         """Return (weight, pair) of both cases, with weights that are rounded up."""
         xp = namespace(self.full, self.kept)
         kept = xp.minimum(self.kept * (1 + _BINOMIAL_ERROR), 1.0)

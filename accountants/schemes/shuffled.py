@@ -42,7 +42,7 @@ class ShuffledBatches(DominatingPair):
     """The pair of one pass of ``steps`` reports over shuffled batches: that of one report, an upper bound."""
 
     pair: AdditivePair
-    steps: Any
+    steps: Real
 
     units_of_log: ClassVar[int] = AdditivePair.units_of_log
     neighbours: ClassVar[str | None] = "zero_out"

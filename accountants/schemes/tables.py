@@ -18,7 +18,7 @@ from accountants.composition.brackets.cells import best_offset, cells_on_grid, r
 from accountants.composition.brackets.masses import lower_masses, upper_masses
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import Real
 from dpkernels.proven import proven
 
 _MAX_STEP = 2e-3  # The largest step of the losses of one ratio; it is larger if there were too many points.
@@ -81,7 +81,7 @@ class OneDirection(PrivacyLossDistribution):
     def of_its_direction(self) -> PrivacyLossDistribution:
         return PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
 
-    def scaled(self, weight: RealArray) -> OneDirection:
+    def scaled(self, weight: Real) -> OneDirection:
         masses = weight * self.p, weight * self.q
         return OneDirection(*masses, self.loss, self.width, pair=self.pair, weight=weight * self.weight)
 

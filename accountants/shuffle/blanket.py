@@ -62,12 +62,12 @@ StopLoss = Callable[[float, np.ndarray], np.ndarray]
 class Blanket:
     """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored."""
 
-    mass: Any  # omega of every outcome.
-    p: Any  # R_x/omega of the hidden report.
-    q: Any  # R_x'/omega of the hidden report.
+    mass: RealArray  # omega of every outcome.
+    p: RealArray  # R_x/omega of the hidden report.
+    q: RealArray  # R_x'/omega of the hidden report.
     gamma: Any  # The probability of a draw of omega.
 
-    def losses(self, epsilon: Real) -> Any:
+    def losses(self, epsilon: Real) -> RealArray:
         return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
 
     @property
@@ -272,7 +272,7 @@ def _(mechanism: TwoPoint) -> WorstInputs:
 @worst_inputs.register(ExactMixture)
 def _(mixture: ExactMixture | Mixture) -> WorstInputs:
     """Publish the choice: E(L - t)_+ is the sum of both parts', so a pair that is worst for both is the worst."""
-    weight: Any = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
+    weight = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
     first, second = worst_inputs(mixture.first), worst_inputs(mixture.second)
     if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
         raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
@@ -293,9 +293,9 @@ def _(mechanism: Windowed) -> WorstInputs:
     flat. Flat windows on flat bases have three outcomes. Others have nodes of a quadrature between all knots.
     """
     if not (mechanism.window.falls and mechanism.base.falls):
-        v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
-        low, level = mechanism.envelope((v[1:] + v[:-1]) / 2)[1], pure_epsilon(mechanism)
-        return WorstInputs((of_level(level, 2 * (low * np.diff(v)).sum()),), level, exact=False)
+        knots = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
+        low, level = mechanism.envelope((knots[1:] + knots[:-1]) / 2)[1], pure_epsilon(mechanism)
+        return WorstInputs((of_level(level, 2 * (low * np.diff(knots)).sum()),), level, exact=False)
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
     first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
@@ -311,7 +311,7 @@ def _density(m: Windowed, v: RealArray, middle: Real) -> RealArray:
     return m.level * m.base.density(v) + m.height * m.window.density((v - middle) / m.width + 0.5)
 
 
-def _quadrature(m: Windowed) -> tuple[Any, Any]:
+def _quadrature(m: Windowed) -> tuple[RealArray, RealArray]:
     """Return nodes on [-1, 1] between the distributions' knots (in NumPy also the middle input's), and weights."""
     reach, bends = 1 - m.width / 2, m.width * cast_like(m.window.kinks, floating(m.width))
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])

@@ -22,7 +22,7 @@ from jax import Array
 
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
-from accountants.dominating_pairs.discrete import Atoms, of_dots
+from accountants.dominating_pairs.discrete import Atoms, pair_of_profile
 from accountants.dominating_pairs.registry import bounded_pair
 from accountants.guarantee import ASK_FOR_AN_ESTIMATE, ComposableGuarantee, Guarantee, check_one_given
 from accountants.precision import in_64_bits
@@ -226,7 +226,7 @@ class Shuffled(ComposableGuarantee):
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
         t = np.exp(eps)
         corners = bracket.lower_hull(t, values)[0]
-        return (of_dots(t[corners], values[corners]),)
+        return (pair_of_profile(t[corners], values[corners]),)
 
     @cached_property
     def _upper(self) -> ShuffleEstimate:

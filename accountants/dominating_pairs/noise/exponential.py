@@ -64,10 +64,10 @@ class ExponentialFormulas(PolynomialFormulas):
         log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so positive on an interval.
         """
         pieces, source = self.split(REPLACED_POSITIONS), self.source
-        xp = namespace(pieces.left, rate)
-        shifts = self.D * xp.array(REPLACED_POSITIONS, pieces.left.dtype)
-        rising = xp.isfinite(pieces.left)
-        origin = xp.where(rising, pieces.left, pieces.right)
+        xp = namespace(pieces.lower, rate)
+        shifts = self.D * xp.array(REPLACED_POSITIONS, pieces.lower.dtype)
+        rising = xp.isfinite(pieces.lower)
+        origin = xp.where(rising, pieces.lower, pieces.upper)
         slopes = xp.where(rising, 1.0, -1.0)[:, None] * source.score(pieces.points)
         logs = source.log_prob(origin[:, None] - shifts) + log_or_minus_inf(pieces.weights)
         logs = logs + xp.stack([xp.log1p(-rate) + 0 * rate, xp.log(rate), xp.log(rate)])
@@ -106,8 +106,8 @@ class ExponentialFormulas(PolynomialFormulas):
         return sum_of_pieces(piece_deltas, len(width))
 
     def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
-        left, right, width = (field[1:-1] for field in self.split(REPLACED_POSITIONS)[:3])
-        pieces = PrivacyLossDistribution.of_pieces(self._replaced_pieces(left, right, width, rate))
+        lower, upper, width = (field[1:-1] for field in self.split(REPLACED_POSITIONS)[:3])
+        pieces = PrivacyLossDistribution.of_pieces(self._replaced_pieces(lower, upper, width, rate))
         # Beyond all knots the loss is constant; the last knot is that of q's part.
         tail_p, tail_f, tail_q = (floating(self.noise.sf(self.knots.max() + k * self.D))[None] for k in range(3))
         unsampled = (1 - rate) * tail_f

@@ -99,12 +99,12 @@ class NoiseFormulas:
         order = xp.argsort(joint + multiple * D)
         joint, multiple = joint[order], multiple[order]
         position, infinity = joint + multiple * D, xp.full(1, np.inf, joint.dtype)
-        left, right = xp.concatenate([-infinity, position]), xp.concatenate([position, infinity])
+        lower, upper = xp.concatenate([-infinity, position]), xp.concatenate([position, infinity])
         # A joint and its own shift have the distance D, which their difference may have lost to rounding.
         width = width_between(position[:-1], position[1:], D, xp.diff(joint) + xp.diff(multiple) * D)
         width = xp.concatenate([infinity, width, infinity]) if len(position) else infinity
-        points = inner_points(left, right, D)[:, None] - D * xp.array(distances, position.dtype)
-        return Pieces(left, right, width, points, self.noise.weight(points))
+        points = inner_points(lower, upper, D)[:, None] - D * xp.array(distances, position.dtype)
+        return Pieces(lower, upper, width, points, self.noise.weight(points))
 
     def hockey_stick(self, side: int = 1) -> Curve:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps]; roots of l = eps need no derivative.
@@ -112,31 +112,31 @@ class NoiseFormulas:
         Allowances for rounding errors are added; those that may be large are subtracted with ``side`` -1.
         """
         source, D, pieces = self.source, self.D, self.split(further=self._far_joints)
-        left, right, width = pieces[:3]
+        lower, upper, width = pieces[:3]
         (weight_p, weight_q), both_positive = pieces.weights.T, pieces.both_positive
         change = pieces.log_ratio_of_weights
-        low, high = finite_ends(left, right)
-        left_loss, right_loss = (without_derivative(source.loss(x, D) + change) for x in (low, high))
-        falls, frozen = left_loss >= right_loss, without_derivative((source, D))
+        low, high = finite_ends(lower, upper)
+        lower_loss, upper_loss = (without_derivative(source.loss(x, D) + change) for x in (low, high))
+        falls, frozen = lower_loss >= upper_loss, without_derivative((source, D))
 
         def solve_cut(target: RealArray, start: RealArray, end: RealArray, falls: Boolean) -> RealArray:
             ends = bisect(lambda x: (frozen[0].loss(x, frozen[1]) > target) == falls, start, end, BISECTIONS)
             return (ends[0] + ends[1]) / 2
 
         def piece_deltas(level: Real) -> Real:
-            xp = namespace(level, left)
+            xp = namespace(level, lower)
             target = without_derivative(level - change)
             start, end = without_derivative((low + 0 * target, high + 0 * target))
-            none_above = xp.maximum(left_loss, right_loss) <= level
-            all_above = xp.minimum(left_loss, right_loss) > level
+            none_above = xp.maximum(lower_loss, upper_loss) <= level
+            all_above = xp.minimum(lower_loss, upper_loss) > level
             if xp is np:  # Few pieces have the level between their ends.
                 has_cut, cut = both_positive & ~none_above & ~all_above, 0 * target
                 falling = np.broadcast_to(falls, has_cut.shape)[has_cut]
                 cut[has_cut] = solve_cut(target[has_cut], start[has_cut], end[has_cut], falling)
             else:
                 cut = solve_cut(target, start, end, falls)
-            start = xp.where(both_positive & ~(falls | all_above), cut, left)
-            end = xp.where(both_positive & falls & ~all_above, cut, right)
+            start = xp.where(both_positive & ~(falls | all_above), cut, lower)
+            end = xp.where(both_positive & falls & ~all_above, cut, upper)
             is_present = (xp.where(both_positive, ~none_above, weight_p > 0)) & (width > 0)
             start, end = xp.where(is_present, start, 0.0), xp.where(is_present, end, 0.0)
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
@@ -144,7 +144,7 @@ class NoiseFormulas:
             gap = xp.where(short & both_positive, weight_p * direct, gap)
             return gap * (1 + side * UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
 
-        return sum_of_pieces(piece_deltas, len(left) * len(_NODES))
+        return sum_of_pieces(piece_deltas, len(lower) * len(_NODES))
 
     def _gap_by_quadrature(self, start: RealArray, end: RealArray, level: RealArray) -> tuple[Boolean, RealArray]:
         """Return which pieces are short, and the integral of f (1 - e^(level - loss)) on them, without cancellation."""
@@ -160,8 +160,8 @@ class NoiseFormulas:
     def largest_loss(self) -> Real:
         """Return the supremum of the loss; at infinite ends it is the limit that the distribution states."""
         pieces, limits = self.split(), self.source.loss_limits(self.D)
-        sides = (pieces.left, pieces.right)
-        xp = namespace(pieces.left, *limits)
+        sides = (pieces.lower, pieces.upper)
+        xp = namespace(pieces.lower, *limits)
         losses = [
             xp.where(xp.isinf(end), limit, self.source.loss(inner, self.D)) + pieces.log_ratio_of_weights
             for end, limit, inner in zip(sides, limits, finite_ends(*sides), strict=True)
@@ -181,10 +181,9 @@ class NoiseFormulas:
         """Return quantiles in the tails, where a mass is too small for a difference of tails."""
         xp, quantiles = namespace(self.source.quantiles), without_derivative(self.source.quantiles)
         tails = _FAR_TAILS[4 * float(np.finfo(quantiles.dtype).tiny) < _FAR_TAILS]
-        sides = (
-            self.source.inverse(cast_like(tails, quantiles), np.full(len(tails), lower)) for lower in (True, False)
-        )
-        return without_derivative(xp.concatenate(list(sides)))
+        tails = cast_like(tails, quantiles)
+        sides = [self.source.inverse(tails, np.full(len(tails), is_lower)) for is_lower in (True, False)]
+        return without_derivative(xp.concatenate(sides))
 
     @property
     def _reach(self) -> tuple[Real, Real]:
@@ -195,22 +194,22 @@ class NoiseFormulas:
         """Return the ends of pieces within the joint reach of f shifted by these multiples of D."""
         xp, shifts, (low, high) = self.xp, [distance * self.D for distance in distances], self._reach
         low, high = low + xp.stack(shifts).min(), high + xp.stack(shifts).max()
-        return xp.clip(pieces.left, low, high), xp.clip(pieces.right, low, high)
+        return xp.clip(pieces.lower, low, high), xp.clip(pieces.upper, low, high)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces, source, D = self.split(), self.source, self.D
-        left, right = self.within_reach(pieces)
+        lower, upper = self.within_reach(pieces)
         log_p, log_q = (floating(log_or_minus_inf(weight)) for weight in pieces.weights.T)
         change = log_ratio(log_p, log_q)
         smooth = SmoothPieces(
-            left,
-            right,
+            lower,
+            upper,
             lambda x, i: source.log_prob(x) + log_p[i],
             lambda x, i: source.log_prob(x - D) + log_q[i],
             lambda x, i: source.loss(x, D) + change[i],
             self._steepness(),
-            min_panels=least_panels(left, self.panels),
-            whole_ends=(pieces.left, pieces.right),
+            min_panels=least_panels(lower, self.panels),
+            whole_ends=(pieces.lower, pieces.upper),
             intervals=self._intervals(pieces, lambda x, i: source.loss(x, D) + change[i]),
         )
         present = (pieces.weights > 0).any(-1)
@@ -240,7 +239,7 @@ class NoiseFormulas:
             return None
         (low, high), shifts = self._far_reach, [distance * float(self.D) for distance in distances]
         low, high = low + min(shifts), high + max(shifts)
-        ends = np.clip(pieces.left, low, high), np.clip(pieces.right, low, high)
+        ends = np.clip(pieces.lower, low, high), np.clip(pieces.upper, low, high)
         units = max(units, self.source.roundings)
 
         def points(level: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -257,7 +256,7 @@ class NoiseFormulas:
         """Return the function that maps panels to the largest steepness of f at these positions."""
         shifts = [distance * self.D for distance in distances]
         steepness = self.noise.steepness
-        return lambda left, right, _: np.max([steepness(left - shift, right - shift) for shift in shifts], axis=0)
+        return lambda lower, upper, _: np.max([steepness(lower - shift, upper - shift) for shift in shifts], axis=0)
 
     # One release on a sample of rate r with a record replaced, D > 0: see ``replaced``.
 
@@ -316,7 +315,7 @@ class NoiseFormulas:
 
     def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
         uncut = self.split(REPLACED_POSITIONS)
-        left, right = self.within_reach(uncut, REPLACED_POSITIONS)
+        lower, upper = self.within_reach(uncut, REPLACED_POSITIONS)
         intervals = None
         if len(self.noise.edges) == 0 and namespace(rate) is np:  # The density is log-concave, so the loss is monotone.
             coefficients = np.array([[1 - rate, rate, 0.0], [1 - rate, 0.0, rate]])
@@ -327,19 +326,19 @@ class NoiseFormulas:
                 coefficients=coefficients,
                 units=_UNITS_OF_REPLACED_LOSS,
             )
-        pieces = self._replaced_pieces(left, right, right - left, rate)
-        pieces = replace(pieces, whole_ends=(uncut.left, uncut.right), intervals=intervals)
-        return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(left, rate) is np else 0.0)
+        pieces = self._replaced_pieces(lower, upper, upper - lower, rate)
+        pieces = replace(pieces, whole_ends=(uncut.lower, uncut.upper), intervals=intervals)
+        return PrivacyLossDistribution.of_pieces(pieces, self.unseen if namespace(lower, rate) is np else 0.0)
 
-    def _replaced_pieces(self, left: RealArray, right: RealArray, width: RealArray, rate: Real) -> SmoothPieces:
+    def _replaced_pieces(self, lower: RealArray, upper: RealArray, width: RealArray, rate: Real) -> SmoothPieces:
         return SmoothPieces(
-            left,
-            left + width_between(left, right, self.D, width),
+            lower,
+            lower + width_between(lower, upper, self.D, width),
             lambda x, _: self.replaced_logs(x, rate)[0],
             lambda x, _: self.replaced_logs(x, rate)[1],
             lambda x, _: self.replaced_loss(x, rate),
             self._steepness(REPLACED_POSITIONS),
-            min_panels=least_panels(left, self.panels_replaced),
+            min_panels=least_panels(lower, self.panels_replaced),
         )
 
 

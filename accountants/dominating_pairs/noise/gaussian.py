@@ -49,8 +49,8 @@ class GaussianFormulas(PolynomialFormulas):
             return sum_of_pieces(lambda eps: gaussian_delta(a, eps), gaussian_integrals.VALUES)
         pieces = self.pieces()
         sloped = ~xp.isinf(pieces.loss)  # NaN stays.
-        left, right, width = (_in_sigmas(end, sigma) for end in pieces[:3])
-        bottom, top = xp.where(D < 0, left, -right), xp.where(D < 0, right, -left)
+        lower, upper, width = (_in_sigmas(end, sigma) for end in pieces[:3])
+        bottom, top = xp.where(D < 0, lower, -upper), xp.where(D < 0, upper, -lower)
         loss, (weight_p, weight_q) = xp.where(sloped, pieces.loss, 0.0), pieces.weights.T
         size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (bottom, top))
         size = xp.where(size > 0, xp.abs(loss) + a * (size + a) + pieces.size_of_weights, 0.0)
@@ -80,17 +80,17 @@ class GaussianFormulas(PolynomialFormulas):
         if len(self.noise.edges) == 0:
             return sum_of_pieces(lambda eps: _replaced_gaussian_delta(a, rate, eps), gaussian_integrals.VALUES)
         pieces = self.split(REPLACED_POSITIONS)
-        left, right, width = (_in_sigmas(end, sigma) for end in pieces[:3])
+        lower, upper, width = (_in_sigmas(end, sigma) for end in pieces[:3])
         weight_f, weight_p, weight_q = pieces.weights.T
 
         def piece_deltas(eps: RealArray) -> Real:
-            xp = namespace(eps, left, rate)
+            xp = namespace(eps, lower, rate)
             cut, has_cut = _replaced_cut(a, rate, eps, (weight_f, weight_p, weight_q))
-            all_above = cut <= left
-            start = xp.where(all_above, left, cut)
+            all_above = cut <= lower
+            start = xp.where(all_above, lower, cut)
             # Below the first point where p is possible there is no mass of p; at an end of -inf, p is not above t q.
-            is_present = has_cut & ~((start >= right) | xp.isinf(start) | (width <= 0))
-            length = xp.where(is_present, xp.where(all_above, width, right - start), 1.0)
+            is_present = has_cut & ~((start >= upper) | xp.isinf(start) | (width <= 0))
+            length = xp.where(is_present, xp.where(all_above, width, upper - start), 1.0)
             start = xp.where(is_present, start, 0.0)
             gain_p, _, mass = gaussian_integrals.gain(start - a, length, a, 0.0 * start)
             gain_q, _, _ = gaussian_integrals.gain(start, length, a, 0.0 * start)
@@ -101,7 +101,7 @@ class GaussianFormulas(PolynomialFormulas):
             delta = gained + xp.where(all_above, xp.maximum(ahead, 0.0), 0.0) * mass
             return xp.where(is_present, _rounded_up(delta, start, a, eps), 0.0)
 
-        return sum_of_pieces(piece_deltas, len(left) * gaussian_integrals.VALUES)
+        return sum_of_pieces(piece_deltas, len(lower) * gaussian_integrals.VALUES)
 
 
 def gaussian_delta(a: Real, eps: RealArray) -> RealArray:

@@ -8,10 +8,10 @@ from dpkernels.numerics import Boolean, Real, RealArray, namespace
 
 
 class Pieces(NamedTuple):
-    """The pieces between the joints of shifted densities, from left to right, as arrays of one length."""
+    """The pieces between the joints of shifted densities, from the least up, as arrays of one length."""
 
-    left: RealArray  # -inf for the first piece, except for staircases.
-    right: RealArray
+    lower: RealArray  # -inf for the first piece, except for staircases.
+    upper: RealArray
     width: RealArray  # 0 where the ends differ only by rounding.
     # Points inside, minus the position of each density, along a last axis. With a slope, the point at which the loss is
     # given, which may be outside the piece, whose formulas then continue.
@@ -40,29 +40,29 @@ class Pieces(NamedTuple):
 
     @property
     def top(self) -> tuple[Real, Real, Real]:
-        """Return the end with the larger loss (if flat, the finite end), -1 if it is the left end, |top - point|."""
+        """Return the end with the larger loss (if flat, the finite end), -1 if it is the lower end, |top - point|."""
         xp = namespace(self.points)
-        rightwards = xp.where(self.slope == 0, ~xp.isfinite(self.left), self.slope > 0)
-        top = xp.where(rightwards, self.right, self.left)
+        rightwards = xp.where(self.slope == 0, ~xp.isfinite(self.lower), self.slope > 0)
+        top = xp.where(rightwards, self.upper, self.lower)
         return top, xp.where(rightwards, 1.0, -1.0), xp.abs(top - self.points)
 
 
-def finite_ends(left: RealArray, right: RealArray) -> tuple[RealArray, RealArray]:
+def finite_ends(lower: RealArray, upper: RealArray) -> tuple[RealArray, RealArray]:
     """Return both ends, an infinite one replaced by the other."""
-    xp = namespace(left)
-    return xp.where(xp.isinf(left), right, left), xp.where(xp.isinf(right), left, right)
+    xp = namespace(lower)
+    return xp.where(xp.isinf(lower), upper, lower), xp.where(xp.isinf(upper), lower, upper)
 
 
-def width_between(left: RealArray, right: RealArray, D: Real, distance: RealArray) -> RealArray:
+def width_between(lower: RealArray, upper: RealArray, D: Real, distance: RealArray) -> RealArray:
     """Return ``apart``, the distance of neighbouring knots, and 0 where they differ only by rounding."""
-    xp = namespace(left, right, D)
-    rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
-    return xp.where(xp.isfinite(rounding) & (right - left <= rounding), 0.0, distance)
+    xp = namespace(lower, upper, D)
+    rounding = 4 * xp.finfo(lower.dtype).eps * (xp.abs(lower) + xp.abs(upper) + xp.abs(D))
+    return xp.where(xp.isfinite(rounding) & (upper - lower <= rounding), 0.0, distance)
 
 
-def inner_points(left: Real, right: Real, D: Real) -> RealArray:
+def inner_points(lower: Real, upper: Real, D: Real) -> RealArray:
     """Return a point inside each piece."""
-    xp = namespace(left, right, D)
-    lower = xp.where(xp.isfinite(left), left, xp.where(xp.isfinite(right), right - 2 * xp.abs(D), 0.0))
-    upper = xp.where(xp.isfinite(right), right, xp.where(xp.isfinite(left), left + 2 * xp.abs(D), 0.0))
-    return (lower + upper) / 2
+    xp = namespace(lower, upper, D)
+    start = xp.where(xp.isfinite(lower), lower, xp.where(xp.isfinite(upper), upper - 2 * xp.abs(D), 0.0))
+    end = xp.where(xp.isfinite(upper), upper, xp.where(xp.isfinite(lower), lower + 2 * xp.abs(D), 0.0))
+    return (start + end) / 2

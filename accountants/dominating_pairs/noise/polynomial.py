@@ -71,17 +71,16 @@ class PolynomialFormulas(NoiseFormulas):
 
     def _mass(self, pieces: Pieces, shift: Real) -> RealArray:
         """Return the masses of the source moved by ``shift``: by nodes where a difference of tails would cancel."""
-        source, left, right = self.source, pieces.left - shift, pieces.right - shift
-        xp = namespace(left)
+        source, lower, upper = self.source, pieces.lower - shift, pieces.upper - shift
+        xp = namespace(lower)
         finite = xp.isfinite(pieces.width)
-        low, high = xp.where(finite, left, 0.0), xp.where(finite, right, 0.0)
+        low, high = xp.where(finite, lower, 0.0), xp.where(finite, upper, 0.0)
         top = source.log_prob(without_derivative(xp.clip(0.0 * low, low, high)))
         short = finite & (top - xp.minimum(source.log_prob(low), source.log_prob(high)) <= _MAX_LOG_CHANGE)
         width = xp.where(short, pieces.width, 0.0)[:, None]
-        by_nodes = (width * cast_like(_WEIGHTS, low) * source.prob(low[:, None] + width * cast_like(_NODES, low))).sum(
-            -1
-        )
-        return xp.where(short, by_nodes, source.mass(left, right))
+        nodes, weights = (cast_like(rule, low) for rule in (_NODES, _WEIGHTS))
+        by_nodes = (width * weights * source.prob(low[:, None] + width * nodes)).sum(-1)
+        return xp.where(short, by_nodes, source.mass(lower, upper))
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         pieces, source, D = self.pieces(), self.source, self.D
@@ -93,11 +92,11 @@ class PolynomialFormulas(NoiseFormulas):
         )
         width = xp.where(constant, pieces.width, 0.0)
         atoms = PrivacyLossDistribution(without_underflow(p, pieces.loss, width), q, pieces.loss, 0 * p)
-        left, right = self.within_reach(pieces)
+        lower, upper = self.within_reach(pieces)
         present = (pieces.slope != 0) & (pieces.width > 0)
         # An absent piece has no length, and values for which all formulas are finite.
-        fields = left, right, pieces.left, pieces.right, pieces.points, pieces.loss
-        left, right, *beyond, point, loss = (xp.where(present, field, 0.0) for field in fields)
+        fields = lower, upper, pieces.lower, pieces.upper, pieces.points, pieces.loss
+        lower, upper, *beyond, point, loss = (xp.where(present, field, 0.0) for field in fields)
         slope, log_weight = xp.where(present, pieces.slope, 1.0), floating(log_or_minus_inf(pieces.weights[:, 0]))
 
         def log_p(x: RealArray, i: RealArray) -> RealArray:
@@ -112,14 +111,14 @@ class PolynomialFormulas(NoiseFormulas):
         def log_q(x: RealArray, i: RealArray) -> RealArray:
             return log_p(x, i) - affine_loss(x, i)
 
-        panels = least_panels(left, self.panels)
+        panels = least_panels(lower, self.panels)
         # Points far from 0 are rounded, by more than a loss allows for where it is steep there.
-        finite = xp.isfinite(left) & xp.isfinite(right)
-        steep = xp.where(finite, xp.abs(slope) * xp.maximum(xp.abs(left), xp.abs(right)), 0.0).max()
+        finite = xp.isfinite(lower) & xp.isfinite(upper)
+        steep = xp.where(finite, xp.abs(slope) * xp.maximum(xp.abs(lower), xp.abs(upper)), 0.0).max()
         units = max(LOSS_UNITS, UNITS * float(steep)) if self.xp is np else LOSS_UNITS
         intervals = self._intervals(pieces, affine_loss, inverse, units=units)
         steepness, whole = self._steepness(), (beyond[0], beyond[1])
-        smooth = SmoothPieces(left, right, log_p, log_q, affine_loss, steepness, inverse, panels, whole, intervals)
+        smooth = SmoothPieces(lower, upper, log_p, log_q, affine_loss, steepness, inverse, panels, whole, intervals)
         return join([atoms, PrivacyLossDistribution.of_pieces(smooth.where(present), self.unseen)])
 
 

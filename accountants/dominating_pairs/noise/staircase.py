@@ -81,7 +81,7 @@ class StepFormulas(PolynomialFormulas):
 
     def replaced_privacy_loss(self, rate: Real) -> PrivacyLossDistribution:
         pieces = self.split(REPLACED_POSITIONS)
-        points = (pieces.left + pieces.right) / 2
+        points = (pieces.lower + pieces.upper) / 2
         mass, logs = pieces.width * self.copies(points), self.replaced_logs(points, rate)
         p, q = (mass * namespace(mass).exp(log) for log in logs)
         loss = log_ratio(*logs)

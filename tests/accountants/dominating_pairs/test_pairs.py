@@ -487,15 +487,15 @@ def turning_delta(eps):
 @pytest.mark.quick("none", "turns")
 @pytest.mark.parametrize("fault", ["none", "piece", "turns", "cut"])
 def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
-    pieces, eps = windowed.side_of, 0.998 * TURNING.epsilon
+    pieces, eps = windowed.window_side, 0.998 * TURNING.epsilon
     if fault == "piece":
         monkeypatch.setattr(
             windowed,
-            "side_of",
+            "window_side",
             lambda pair: (d := pieces(pair))._replace(**{name: getattr(d, name)[2:] for name in OF_PIECES}),
         )
     elif fault == "turns":
-        monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: pieces.right[None])
+        monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: pieces.upper[None])
         monkeypatch.setattr(windowed, "turning_points", lambda function, points: (np.zeros(0), np.zeros(0, int)))
     elif fault == "cut":
         monkeypatch.setattr(windowed, "falling_root", lambda gap, low, high: low + 0.9 * (high - low))
@@ -512,10 +512,10 @@ def test_more_turns_than_kept_are_not_a_number(monkeypatch):
 
         @partial(jax.jit, static_argnums=0)
         def turns(most, *ends):
-            left, right = ends
+            lower, upper = ends
             wavy = SimpleNamespace(
-                left=left,
-                right=right,
+                lower=lower,
+                upper=upper,
                 densities=((lambda e, _: jnp.exp(jnp.sin(20 * e)), True), (lambda e, _: 1 + 0 * e, True)),
             )
             return windowed._turns(wavy, 64, most)
@@ -523,7 +523,7 @@ def test_more_turns_than_kept_are_not_a_number(monkeypatch):
         ends = jnp.zeros(1), jnp.ones(1)
         np.testing.assert_allclose(turns(8, *ends)[:6, 0], np.pi / 40 * (1 + 2 * np.arange(6)), rtol=1e-12)
         assert np.all(np.isnan(turns(3, *ends)))
-        monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: jnp.nan * pieces.right[None])
+        monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: jnp.nan * pieces.upper[None])
         assert np.isnan(turning_delta(0.1))
 
 

@@ -353,7 +353,10 @@ HALVES, NO_LAWS = np.array([0.6, 0.4]), np.array([0.9, 0.9])
         (Sampled(Atoms(NO_LAWS, NO_LAWS), 0.5), "^p: adds up"),
         (ReplacedBounded(randomised_response(1.0), 1.5), "^rate: "),
         (ReplacedBounded(Atoms(NO_LAWS, NO_LAWS), 0.5), "^p: adds up"),
-        (ReplacedBounded(Atoms(HALVES, HALVES[::-1], near=True), 0.5), "^adjacency: .*twice the sensitivity"),
+        (
+            ReplacedBounded(Atoms(HALVES, HALVES[::-1], within_sensitivity=True), 0.5),
+            "^adjacency: .*twice the sensitivity",
+        ),
         (ReplacedBounded(additive_pair(Laplace(1.0), 1.0), 0.5), "^pair: .*twice the sensitivity"),
         (ReplacedNoise(additive_pair(Laplace(1.0), 1.0), -0.5), "^rate: "),
         (ReplacedNoise(additive_pair(Student(1.0, 3.0), 1.0), 0.3), "^adjacency: .*Student"),
@@ -389,7 +392,7 @@ def test_every_pair_defines_its_check():
         Unchecked(HALVES, HALVES[::-1])
 
 
-NEAR = Atoms(HALVES, HALVES[::-1], near=True)
+NEAR = Atoms(HALVES, HALVES[::-1], within_sensitivity=True)
 NOISE = additive_pair(Gaussian(1.0), 1.0)
 (LATTICE,) = dominating_pairs(Additive(DiscreteLaplace(1.7, 1.0, 40)), 1.0)
 

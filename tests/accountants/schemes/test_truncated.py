@@ -136,6 +136,8 @@ def test_bad_input():
             step.subsample(0.1, **arguments)
     with pytest.raises(ValueError, match="capacity: 0 is not in"):
         step.subsample(0.1, capacity=0, examples=9)
-    near = accountants.dominating_pairs.discrete.Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]), near=True)
+    near = accountants.dominating_pairs.discrete.Atoms(
+        np.array([0.6, 0.4]), np.array([0.4, 0.6]), within_sensitivity=True
+    )
     with pytest.raises(ValueError, match="take a mechanism for any two inputs"):
         guarantee(near).subsample(0.1, capacity=2, examples=9)
