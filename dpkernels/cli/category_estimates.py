@@ -334,7 +334,7 @@ class PrefixSelection:
             for _, reports, is_valid, is_missing in _read_reports(
                 source, chunks, self.column, self.sampler, self.keep, row
             ):
-                level, report = plan.at_levels(reports[is_valid].astype(np.int64))
+                level, report = plan.split_reports(reports[is_valid].astype(np.int64))
                 counted += search.count(report[level == search.level])
                 people, missing = people + int(is_valid.sum()), missing + int(is_missing.sum())
         return PrefixTally(counted, people, missing)
@@ -349,7 +349,7 @@ class PrefixSelection:
         plan, search = self.search.plan, self.search.next(counted)
         if search.level < len(plan.levels):
             return replace(self, search=search)
-        heavy_hitters, error = search.found(people, self.confidence), plan.standard_error(people)
+        heavy_hitters, error = search.heavy_hitters(people, self.confidence), plan.standard_error(people)
         epsilon = float(plan.epsilon)
         return FoundValues(self.column, self.mechanism, epsilon, missing, search.compared, error, heavy_hitters)
 

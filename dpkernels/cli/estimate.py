@@ -33,8 +33,8 @@ from dpkernels.cli.perturb.sidecar import read_sidecar, title
 from dpkernels.cli.terminal import private, public
 from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.decimals import format_number, shortest
-from dpkernels.estimation.channel import Channel, channel_of
-from dpkernels.estimation.counts import Counts, ReportError, codes
+from dpkernels.estimation.channel import Channel, as_channel
+from dpkernels.estimation.counts import Counts, ReportError, report_indices
 from dpkernels.estimation.estimate import MAX_PANELS, Estimate, estimate, save_plots
 from dpkernels.exact.certificate import CertificateError
 
@@ -125,7 +125,7 @@ class Selection:
         )
         ends = None if lower is None or upper is None else (lower, upper)
         try:
-            channel = channel_of(release, column=column_record["column"], bounds=ends)
+            channel = as_channel(release, column=column_record["column"], bounds=ends)
         except CertificateError:
             raise
         except ValueError as error:
@@ -290,9 +290,9 @@ def _report_indices(
         if not keep and not is_present.all():
             position = source.position(chunk, start + int(is_present.argmin()), start)
             raise ValueError(f"{position} is missing; the release kept none")
-        report_indices = np.full(len(is_present), -1, np.int64)
-        report_indices[is_present] = codes(channel, numbers.values[is_present])
-        return report_indices
+        indices = np.full(len(is_present), -1, np.int64)
+        indices[is_present] = report_indices(channel, numbers.values[is_present])
+        return indices
     except ReportError as error:
         row = int(np.flatnonzero(is_present)[error.row])
         reason = private(error.reason, "is no report of this release")

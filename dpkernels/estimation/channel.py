@@ -12,15 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import parse_json, read_text
+from dpkernels.bounded_json import JsonObject, parse_json, read_text
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import convex_below
+from dpkernels.estimation.intervals import convex_minorant
 from dpkernels.exact.bounded.rows import RowCertificate, RowTable
 from dpkernels.exact.bounded.sampler import report_kernel
 from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable
@@ -48,7 +47,7 @@ _MAX_INPUT = 2.0**62
 _MIN_CELLS = 64
 # The number of positions at which variances are compared; they are convex in the position, or constant.
 _MAX_SHIFTS = 256
-_MAX_PLACES = 512  # intervals between the inputs at which a distribution can have mass
+_MAX_KNOT_INTERVALS = 512  # intervals between the inputs at which a distribution can have mass
 _COMPARED_EDGES = 5  # edges of bins whose reports are compared
 # With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
 _MIN_ROWS = 16
@@ -69,17 +68,18 @@ class Channel(abc.ABC):
     epsilon: float | None = None  # the budget of a report, if it is known
     lattice: float | None = None  # the distance between inputs, if the mechanism assumes that they are on a lattice
 
-    def _set_reports(self, exact: np.ndarray, stand_for: np.ndarray, decimals: int | None, shift: float = 0.0) -> None:
+    def _set_reports(self, exact: np.ndarray, values: np.ndarray, decimals: int | None, shift: float = 0.0) -> None:
         """Set the possible reports, rounded to decimals, and their values; equal reports have their mean value."""
         rounded = exact if decimals is None else exact.round(decimals)
-        self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
+        # The first code of each report, and the index of the report of each code.
+        self.written, self._first_codes, self._indices = np.unique(rounded, return_index=True, return_inverse=True)
         self._is_merged = len(self.written) < len(exact)
-        values = np.bincount(self._places, stand_for) / np.bincount(self._places) - shift - self.middle
-        right, self.bias_bound = self._bias_corrected(values, 1)
-        self.values = right + self.middle
+        means = np.bincount(self._indices, values) / np.bincount(self._indices) - shift - self.middle
+        corrected, self.bias_bound = self._bias_corrected(means, 1)
+        self.values = corrected + self.middle
 
     @abc.abstractmethod
-    def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+    def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
         """Return (g, k) P(report in group | input x) at (k,) increasing x, or integrals over inputs up to each x.
 
         ``groups`` are (g,) the first report of every group, increasing from 0; integrals have an arbitrary start.
@@ -87,12 +87,12 @@ class Channel(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def places(self) -> np.ndarray:
+    def knots(self) -> np.ndarray:
         """Return (k,) increasing inputs between which P(report | x) is linear.
 
-        Every distribution of inputs has the same distribution of reports as one on these places: the mass between two
-        places moves to both in proportion. For additive noise on an interval of more than 512 cells, they are 513
-        equally distant places, between which P is linear only approximately.
+        Every distribution of inputs has the same distribution of reports as one on these knots: the mass between two
+        knots moves to both in proportion. For additive noise on an interval of more than 512 cells, they are 513
+        equally distant inputs, between which P is linear only approximately.
         """
 
     @property
@@ -107,7 +107,7 @@ class Channel(abc.ABC):
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
 
-    def worst(self, weights: np.ndarray) -> tuple[float, float]:
+    def worst_case(self, weights: np.ndarray) -> tuple[float, float]:
         """Return the largest variance, and the largest distance from the mean, of (m,) weights given any one input."""
         weights = weights - weights.mean()  # Far from 0, squares would have no digits left for the variance.
         (_, first), (_, second) = self.means(weights), self.means(weights**2)
@@ -115,45 +115,45 @@ class Channel(abc.ABC):
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
 
-    def noise(self, mean: float, weights: np.ndarray | None = None) -> tuple[float, float]:
+    def noise_variances(self, mean: float, weights: np.ndarray | None = None) -> tuple[float, float]:
         """Return the variance of a report's value at an input, and the least average over distributions of this mean.
 
         (m,) ``weights`` stand in for the values.
         """
-        x, variance, least_mean_variance = self._value_noise if weights is None else self._residual(weights)
+        x, variance, least_mean_variance = self._value_variances if weights is None else self._noise_variances(weights)
         return float(np.interp(mean, x, variance)), float(np.interp(mean, x, least_mean_variance))
 
     @cached_property
-    def _value_noise(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self._residual(self.values)
+    def _value_variances(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self._noise_variances(self.values)
 
-    def _residual(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _noise_variances(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return increasing inputs with the variances of weights, and the largest convex function below these."""
         weights = weights - weights.mean()
         (x, first), (_, second) = self.means(weights), self.means(weights**2)
         variance = np.maximum(second - first**2, 0.0)
-        return x, variance, convex_below(x, variance)
+        return x, variance, convex_minorant(x, variance)
 
     @cached_property
     def mean_variance(self) -> float:
         """Return the largest variance of a report's value, given any one input."""
-        return self.worst(self.values)[0]
+        return self.worst_case(self.values)[0]
 
     @cached_property
     def square_variance(self) -> float:
         """Return the largest variance of a report's weight in ``squares``, given any one input."""
-        return self.worst(self.squares[0])[0]
+        return self.worst_case(self.squares[0])[0]
 
     def _bias_corrected(self, weights: np.ndarray, power: int) -> Squares:
         """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:
             return weights, 0.0
         x, means = self.means(weights)
-        away = means - (x - self.middle) ** power
-        low, high = float(away.min()), float(away.max())
+        bias = means - (x - self.middle) ** power
+        low, high = float(bias.min()), float(bias.max())
         return weights - (low + high) / 2, (high - low) / 2
 
-    def same(self, other: Channel) -> bool:
+    def is_equivalent(self, other: Channel) -> bool:
         """Return whether two reports are the same number and equally probable for every input."""
         if self is other:
             return True
@@ -168,7 +168,7 @@ class Channel(abc.ABC):
 
     def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Return (g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
-        return np.maximum(np.diff(self.at(edges, groups, integrated=True), axis=1) / np.diff(edges), 0.0)
+        return np.maximum(np.diff(self.probabilities(edges, groups, integrated=True), axis=1) / np.diff(edges), 0.0)
 
 
 class TableChannel(Channel):
@@ -177,45 +177,47 @@ class TableChannel(Channel):
     def __init__(self, tables: Sequence[tuple[float, Table]], decimals: int | None = None) -> None:
         self.tables = tables
         self.lower, self.upper = tables[0][1].lower, tables[0][1].upper
-        exact = np.concatenate([_reports_of(table) for _, table in tables])
+        exact = np.concatenate([_table_reports(table) for _, table in tables])
         # Reports of a window placed at the input are stretched by the inverse of its slope, which makes them unbiased.
-        self._set_reports(exact, np.concatenate([_reports_of(_stretched(table)) for _, table in tables]), decimals)
+        self._set_reports(
+            exact, np.concatenate([_table_reports(_unbiased_table(table)) for _, table in tables]), decimals
+        )
 
-    def _placed_tables(self) -> Iterator[tuple[float, Table, np.ndarray]]:
-        """Yield every part with the indices of its reports among the written ones."""
+    def _indexed_tables(self) -> Iterator[tuple[float, Table, np.ndarray]]:
+        """Yield the probability of every table, the table, and the indices of its reports among the written ones."""
         ends = np.cumsum([table.codes for _, table in self.tables])[:-1]
-        for (weight, table), places in zip(self.tables, np.split(self._places, ends), strict=True):
-            yield weight, table, places
+        for (probability, table), indices in zip(self.tables, np.split(self._indices, ends), strict=True):
+            yield probability, table, indices
 
-    def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+    def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
         total = np.zeros((len(self.written), len(x)))
-        for weight, table, places in self._placed_tables():
-            np.add.at(total, places, weight * _probabilities_of(table, x, integrated))
+        for probability, table, indices in self._indexed_tables():
+            np.add.at(total, indices, probability * _table_probabilities(table, x, integrated))
         return np.add.reduceat(total, groups)
 
     @cached_property
-    def places(self) -> np.ndarray:
-        return np.unique(np.concatenate([_inputs_of(table) for _, table in self.tables]))
+    def knots(self) -> np.ndarray:
+        return np.unique(np.concatenate([_row_inputs(table) for _, table in self.tables]))
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        x = self.places
+        x = self.knots
         means = np.zeros(len(x))
-        for weight, table, places in self._placed_tables():
-            means += weight * np.interp(x, _inputs_of(table), _row_means(table, weights[places]))
+        for probability, table, indices in self._indexed_tables():
+            means += probability * np.interp(x, _row_inputs(table), _row_means(table, weights[indices]))
         return x, means
 
     @cached_property
     def squares(self) -> Squares:
-        by_table = [(weight, table, _squares_of(_stretched(table))) for weight, table in self.tables]
-        informative = sum(weight for weight, _, squares in by_table if squares)
+        by_table = [(p, table, _square_weights(_unbiased_table(table))) for p, table in self.tables]
+        informative = sum(p for p, _, squares in by_table if squares)
         if not informative:
             raise ValueError(
                 "mechanism: its reports tell the mean only: values with the same mean but another spread are reported "
                 "alike"
             )
-        # A part without information contributes 0, and the others are scaled up.
+        # A table without information contributes 0, and the others are scaled up.
         scaled = [squares[0] / informative if squares else np.zeros(table.codes) for _, table, squares in by_table]
-        means = np.bincount(self._places, np.concatenate(scaled)) / np.bincount(self._places)
+        means = np.bincount(self._indices, np.concatenate(scaled)) / np.bincount(self._indices)
         g, bias_bound = self._bias_corrected(means, 2)
         return g, bias_bound + max(squares[1] for _, _, squares in by_table if squares)
 
@@ -238,8 +240,8 @@ class NoiseChannel(Channel):
         interval = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
         if max(abs(lower), abs(upper)) / self._spacing >= _MAX_INPUT:
             raise ValueError(f"{interval} is too far from 0 for the noise, whose values are {self._spacing:.3g} apart")
-        begin, end = (int(np.floor(x / self._spacing + 0.5)) for x in (lower, upper))
-        self._first = begin // self._points_per_bin + table.first
+        start, end = (int(np.floor(x / self._spacing + 0.5)) for x in (lower, upper))
+        self._first = start // self._points_per_bin + table.first
         self._points = -(-end // self._points_per_bin) + table.last - self._first + 1
         if self._points > _MAX_POINTS:
             raise ValueError(
@@ -249,13 +251,13 @@ class NoiseChannel(Channel):
         exact = (self._first + np.arange(self._points)) * float(table.bin_width)
         self._set_reports(exact, exact, decimals, float(table.mean))
 
-    def at(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+    def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
         """Return differences of P(position + code < end | x) = (1 - f/M) G(end - q) + f/M G(end - q - 1).
 
         G(n) = P(code < n); an integral over grid points is a sum.
         """
         # The first lattice point of every group, and the first one after all groups.
-        end = (self._first + np.append(self._begin[groups], self._points))[:, None]
+        end = (self._first + np.append(self._first_codes[groups], self._points))[:, None]
         spacing, M = self._spacing, self._points_per_bin
         i, fraction = np.divmod(x / spacing + 0.5, 1.0)
         q, f = np.divmod(i.astype(np.int64), M)
@@ -265,21 +267,21 @@ class NoiseChannel(Channel):
         start = end - (self._first - self.table.first)
         cell_integrals = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
         cell_integrals += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
-        between = f * at_q + f * (f - 1) / (2 * M) * (at_next - at_q)
-        return np.diff(spacing * (cell_integrals + between + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
+        within_cell = f * at_q + f * (f - 1) / (2 * M) * (at_next - at_q)
+        return np.diff(spacing * (cell_integrals + within_cell + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
 
     @cached_property
-    def places(self) -> np.ndarray:
+    def knots(self) -> np.ndarray:
         """Return the lattice positions that inputs are rounded to, or some of them, and both ends of the interval."""
         width = float(self.table.bin_width)
-        if round((self.upper - self.lower) / width) > _MAX_PLACES:
-            return np.linspace(self.lower, self.upper, _MAX_PLACES + 1)
+        if round((self.upper - self.lower) / width) > _MAX_KNOT_INTERVALS:
+            return np.linspace(self.lower, self.upper, _MAX_KNOT_INTERVALS + 1)
         inner = width * np.arange(math.ceil(self.lower / width), math.floor(self.upper / width) + 1)
         return np.unique(np.concatenate([[self.lower], inner, [self.upper]]))
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
-        noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._places]
+        noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._indices]
         shifts = self._points - self.table.codes
         positions = np.unique(np.linspace(0, shifts, min(shifts, _MAX_SHIFTS) + 1).astype(int))
         if self._is_merged and shifts > _MAX_SHIFTS:
@@ -312,15 +314,15 @@ class NoiseChannel(Channel):
         return np.cumsum(self._cumulated)
 
 
-def _stretched(table: Table) -> Table:
+def _unbiased_table(table: Table) -> Table:
     """Return the table with reports of a placed window stretched, so that their means are the inputs."""
     return replace(table, is_contracted=False) if isinstance(table, WindowTable) and table.is_contracted else table
 
 
-def _squares_of(table: Table) -> Squares | None:
+def _square_weights(table: Table) -> Squares | None:
     """Return (m,) weights g of codes with E[g(code) | x] = (x - middle)^2 and their bias, or None if there are none.
 
-    For a window table E[(y - middle)^2 | x] = A + (1 + c) (x - middle)^2 + (1 + c) f (1 - f) gap^2 at the share f
+    For a window table E[(y - middle)^2 | x] = A + (1 + c) (x - middle)^2 + (1 + c) f (1 - f) gap^2 at the fraction f
     between two rows, whose mean over f is gap^2/6 (``WindowTable.variance_terms``).
 
     For a table of rows g has the least variance for uniform inputs: min sum_j q_j g_j^2 with A' g = t is
@@ -330,9 +332,9 @@ def _squares_of(table: Table) -> Squares | None:
         return None
     if isinstance(table, WindowTable):
         A, c, _ = map(float, table.variance_terms)
-        away = float(table.step) * (np.arange(table.codes) - (table.codes - 1) / 2)
+        deviation = float(table.step) * (np.arange(table.codes) - (table.codes - 1) / 2)
         gap = (table.upper - table.lower) / table.shifts
-        return (away**2 - A) / (1 + c) - gap**2 / 6, 0.0
+        return (deviation**2 - A) / (1 + c) - gap**2 / 6, 0.0
     inputs = np.array([float(table.row_input(i) - table.middle) for i in range(table.rows)])
     probabilities = table.weights.T / 2.0**table.bits
     target = inputs**2 - float(table.gap) ** 2 / 6
@@ -342,38 +344,38 @@ def _squares_of(table: Table) -> Squares | None:
     return (g, bias_bound) if bias_bound <= _MAX_BIAS * (inputs[-1] - inputs[0]) ** 2 else None
 
 
-def _reports_of(table: Table) -> np.ndarray:
+def _table_reports(table: Table) -> np.ndarray:
     """Return the reports of all codes, to the bit."""
     return report_kernel(table.middle, table.step)(np.array(table.doubled_offsets), np.float64)
 
 
-def _inputs_of(table: Table) -> np.ndarray:
+def _row_inputs(table: Table) -> np.ndarray:
     first, last = (float(table.row_input(i)) for i in (0, table.shifts))
     return np.linspace(first, last, table.shifts + 1)
 
 
-def _probabilities_of(table: Table, x: np.ndarray, integrated: bool) -> np.ndarray:
+def _table_probabilities(table: Table, x: np.ndarray, integrated: bool) -> np.ndarray:
     """Return (codes, len(x)) P(code | x), which is linear between rows, or its integrals from the first row up to x."""
-    inputs = _inputs_of(table)
+    inputs = _row_inputs(table)
     width = inputs[-1] - inputs[0]
-    place = np.clip((x - inputs[0]) / width, 0.0, 1.0) * table.shifts
-    i = np.minimum(place.astype(int), table.shifts - 1)
-    f = place - i
+    position = np.clip((x - inputs[0]) / width, 0.0, 1.0) * table.shifts
+    i = np.minimum(position.astype(int), table.shifts - 1)
+    f = position - i
     if isinstance(table, RowTable):
         W = table.weights.T.astype(np.float64)
         sums = np.zeros_like(W)
         np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=sums[:, 1:])
-        whole_rows, first, second = sums[:, i], W[:, i], W[:, i + 1]
+        row_integrals, first, second = sums[:, i], W[:, i], W[:, i + 1]
     else:
         # Row i is base[code] + window[code - i]; cumulative sums of the window are its integrals over rows.
         pad = np.zeros(table.shifts + 1)
         padded = np.concatenate([pad, table.window, pad])
         sums, entries = np.append(0.0, np.cumsum(padded)), np.arange(table.codes)[:, None] + len(pad)
         base = table.base.astype(np.float64)[:, None]
-        whole_rows = (sums[entries + 1] - sums[entries + 1 - i] + sums[entries] - sums[entries - i]) / 2 + base * i
+        row_integrals = (sums[entries + 1] - sums[entries + 1 - i] + sums[entries] - sums[entries - i]) / 2 + base * i
         first, second = base + padded[entries - i], base + padded[entries - i - 1]
     if integrated:
-        return (whole_rows + f * first + f**2 / 2 * (second - first)) * width / table.shifts / 2.0**table.bits
+        return (row_integrals + f * first + f**2 / 2 * (second - first)) * width / table.shifts / 2.0**table.bits
     return (first + f * (second - first)) / 2.0**table.bits
 
 
@@ -384,7 +386,7 @@ def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
     return base @ weights + np.correlate(weights, window, "valid")
 
 
-def channel_of(
+def as_channel(
     source: object, *, column: str | None = None, bounds: tuple[float, float] | None = None, decimals: int | None = None
 ) -> Channel:
     """Return the channel of a channel (itself), a mechanism, an exact sampler, a certificate, or a sidecar.
@@ -399,7 +401,7 @@ def channel_of(
         except ValueError as error:
             raise ValueError(f"{source}: is not the sidecar of a release; {error}") from error
     if isinstance(source, Mapping):
-        source, decimals = _of_sidecar(source, column, decimals)
+        source, decimals = _sidecar_certificate(dict(source), column, decimals)
     elif column is not None:
         raise ValueError(f"column: {column!r} is for a sidecar; {type(source).__name__} is of one column")
     if not isinstance(source, Certificate):
@@ -414,7 +416,9 @@ def channel_of(
     return _channel(source, bounds, decimals)
 
 
-def _of_sidecar(sidecar: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
+def _sidecar_certificate(
+    sidecar: JsonObject, column: str | None, decimals: int | None
+) -> tuple[Certificate, int | None]:
     """Return a column's certificate, verified, and the decimals that its release rounded to."""
     try:
         columns = {entry["column"]: entry["certificate"] for entry in full_certificates(sidecar)["columns"]}

@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from dpkernels import checks
 from dpkernels.decimals import format_number
-from dpkernels.estimation.released import bounds_of, rounding_of, table_of
+from dpkernels.estimation.released import interval_ends, noise_table, rounding_errors
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.numerics import Real
@@ -57,7 +57,7 @@ class ConsistentCounts:
         to contain ``values``. A confidence not in (0, 1) is a ValueError.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        low, high = bounds_of(self.reports, self._noise, confidence, together=True)
+        low, high = interval_ends(self.reports, self._noise, confidence, together=True)
         from scipy import stats  # Imported on use: it takes 0.3 s.
 
         rank = int(stats.binom.isf(_QUANTILE_RISK, _SIMULATED_ERRORS, confidence)) + 1
@@ -118,11 +118,11 @@ def consistent_counts(
     Source: Hay, Rastogi, Miklau, Suciu, "Boosting the accuracy of differentially private histograms through
     consistency" (VLDB 2010), here with nonnegative least squares.
     """
-    noise, _ = table_of(mechanism, None)
+    noise, _ = noise_table(mechanism, None)
     values, _ = containers.unwrap(reports)
     r = np.array(values, np.float64)  # A copy: intervals are computed from it later.
     G = _checked_groups(groups, r, mechanism)
-    rounding_of("reports", r, noise)  # Refuse what the mechanism cannot have made.
+    rounding_errors("reports", r, noise)  # Refuse what the mechanism cannot have made.
     if total is not None:
         checks.within("total", total, 0.0, np.finfo(float).max)
     bins = _nearest(G, r - float(noise.mean), total)
@@ -155,7 +155,7 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
     """Return the standard deviations of the least squares errors, and sorted simulated maxima relative to them."""
     G = np.frombuffer(groups).reshape(shape)
     A = np.vstack([np.eye(shape[1]), G])
-    errors = A @ _solved(G, A.T, np.zeros((1, len(A))) if has_total else None)
+    errors = A @ _solve(G, A.T, np.zeros((1, len(A))) if has_total else None)
     spread = math.sqrt(float(noise.variance)) * np.sqrt((errors**2).sum(1))
     scale = np.where(spread > 1e-9 * spread.max(), spread, np.inf)
     # The largest distance of a whole number from the lattice point that it is rounded to.
@@ -198,17 +198,17 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
 
 def _least_squares(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
     d = G.shape[1]
-    return _solved(G, (r[:d] + G.T @ r[d:])[:, None], None if total is None else np.array([[total]]))[:, 0]
+    return _solve(G, (r[:d] + G.T @ r[d:])[:, None], None if total is None else np.array([[total]]))[:, 0]
 
 
-def _solved(G: np.ndarray, right: np.ndarray, totals: np.ndarray | None) -> np.ndarray:
+def _solve(G: np.ndarray, right_sides: np.ndarray, totals: np.ndarray | None) -> np.ndarray:
     """Return (1 + G'G)^-1 applied to right sides, restricted to the given totals if there are any."""
     factor = linalg.cho_factor(np.eye(len(G)) + G @ G.T)
 
     def inverse(b: np.ndarray) -> np.ndarray:
         return b - G.T @ linalg.cho_solve(factor, G @ b)
 
-    x = inverse(right)
+    x = inverse(right_sides)
     if totals is None:
         return x
     ones = inverse(np.ones((G.shape[1], 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.estimation.channel import Channel, channel_of
+from dpkernels.estimation.channel import Channel, as_channel
 from dpkernels.release import containers
 
 # Reports are computed in float64 by a few roundings, each of half a unit in the last place.
@@ -38,7 +38,7 @@ class Counts:
         bounds: tuple[float, float] | None = None,
         decimals: int | None = None,
     ) -> None:
-        self.channel: Channel = channel_of(mechanism, column=column, bounds=bounds, decimals=decimals)
+        self.channel: Channel = as_channel(mechanism, column=column, bounds=bounds, decimals=decimals)
         self.numbers = np.zeros(len(self.channel.written), np.int64)
 
     @property
@@ -57,7 +57,7 @@ class Counts:
         """
         present, rows = containers.present_rows(reports)
         try:
-            indices = codes(self.channel, numbers_of("reports", present).reshape(-1))
+            indices = report_indices(self.channel, as_numbers("reports", present).reshape(-1))
         except ReportError as error:
             raise ReportError(error.row if rows is None else int(rows[error.row]), error.reason) from None
         self.numbers += np.bincount(indices, minlength=len(self.numbers))
@@ -66,14 +66,14 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         if not isinstance(other, Counts):
             return NotImplemented
-        if not self.channel.same(other.channel):
+        if not self.channel.is_equivalent(other.channel):
             raise ValueError("counts: are of different mechanisms; their reports do not mean the same")
-        together = Counts(self.channel)
-        together.numbers = self.numbers + other.numbers
-        return together
+        combined = Counts(self.channel)
+        combined.numbers = self.numbers + other.numbers
+        return combined
 
 
-def numbers_of(name: str, column: object) -> np.ndarray:
+def as_numbers(name: str, column: object) -> np.ndarray:
     """Return the numbers of an array or a column of any kind and shape."""
     try:
         return np.asarray(containers.unwrap(column)[0])
@@ -81,43 +81,42 @@ def numbers_of(name: str, column: object) -> np.ndarray:
         raise type(error)(f"{name}: {str(error).removeprefix('x: ')}") from error
 
 
-def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
+def report_indices(channel: Channel, reports: np.ndarray) -> np.ndarray:
     """Return (n,) the index of every report in ``channel.written``; a ``ReportError`` names the first impossible one.
 
     Another ValueError says that the float type is too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
-        indices, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
-        if good.all():
+        indices, is_possible = _nearest(channel.written, reports.astype(np.float64, copy=False))
+        if is_possible.all():
             return indices
     single = channel.written.astype(np.float32).astype(np.float64)
     if (np.diff(single) > 0).all():
         # Or they are float32, and perhaps were written as text and read again.
         with np.errstate(over="ignore"):
-            indices, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
+            indices, is_possible = _nearest(single, reports.astype(np.float32).astype(np.float64))
         unit = np.spacing(np.abs(single[indices]).astype(np.float32))
-        good = as_single & (np.abs(reports.astype(np.float64) - single[indices]) <= unit)
-        if good.all():
+        is_possible &= np.abs(reports.astype(np.float64) - single[indices]) <= unit
+        if is_possible.all():
             return indices
     elif reports.dtype == np.float32:
         raise ValueError(
             "reports: are float32, in which different reports of this mechanism are the same number; perturb float64"
         )
-    row = int(good.argmin())
+    row = int(is_possible.argmin())
     value, written = float(reports[row]), channel.written
     if not written[0] <= value <= written[-1]:
-        why = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
+        reason = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
     else:
-        above = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
-        near = " and ".join(shortest(float(report)) for report in written[above - 1 : above + 1])
-        why = f"is not one of its reports; the next are {near} (decimals=K if reports were rounded)"
-    raise ReportError(row, f"is {shortest(value)}, which {why}; the mechanism cannot have made it")
+        index = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
+        nearest = " and ".join(shortest(float(report)) for report in written[index - 1 : index + 1])
+        reason = f"is not one of its reports; the next are {nearest} (decimals=K if reports were rounded)"
+    raise ReportError(row, f"is {shortest(value)}, which {reason}; the mechanism cannot have made it")
 
 
 def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest of increasing numbers to each report, and whether they agree up to rounding."""
-    between = (written[1:] + written[:-1]) / 2
-    indices = np.searchsorted(between, reports)
+    indices = np.searchsorted((written[1:] + written[:-1]) / 2, reports)
     slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))
     with np.errstate(invalid="ignore"):
         return indices, np.abs(reports - written[indices]) <= slack

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import format_number, shortest
-from dpkernels.estimation.categorical.counts import CategoryCounts, mechanism_of_sidecar
+from dpkernels.estimation.categorical.counts import CategoryCounts, sidecar_mechanism
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import (
@@ -22,22 +22,23 @@ from dpkernels.estimation.intervals import (
     Interval,
     Moment,
     TooFewReportsError,
-    bernstein_half,
+    bernstein_half_width,
     clopper_pearson,
-    plain,
     pooled_mean,
     pooled_quantile,
     pooled_variance,
 )
 from dpkernels.estimation.likelihood import Ends, Fit, MixtureModel
-from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, models_of
+from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, report_models
 from dpkernels.estimation.pictures import draw_intervals, share_scale
 from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, plain
 from dpkernels.release.categories import is_categorical
 from dpkernels.staging import write_png
+
+T = TypeVar("T")
 
 _BINS = 256  # the usual number of bins of a density
 _MIN_BINS = 24  # bins of a density
@@ -140,12 +141,13 @@ def estimate(
         CertificateError: the tables of a sidecar do not satisfy its claims.
         TypeError: the reports are not numbers, or the mechanism is not for one column of numbers.
     """
-    if (stated := mechanism_of_sidecar(mechanism, column)) is not None:
-        mechanism, column = stated, None
+    if (categorical := sidecar_mechanism(mechanism, column)) is not None:
+        mechanism, column = categorical, None
     if isinstance(reports, CategoryCounts) or is_categorical(mechanism):
-        given = {"column": column, "bounds": bounds, "decimals": decimals, "atoms": atoms or None, "grid": grid}
-        if wrong := [name for name, value in given.items() if value is not None]:
-            raise ValueError(f"{wrong[0]}: {given[wrong[0]]!r} is for reports of numbers, not of categories")
+        numeric = {"column": column, "bounds": bounds, "decimals": decimals, "atoms": atoms or None, "grid": grid}
+        for name, value in numeric.items():
+            if value is not None:
+                raise ValueError(f"{name}: {value!r} is for reports of numbers, not of categories")
         return _category_estimate(reports, mechanism)
     if isinstance(reports, Counts):
         if mechanism is not None or column is not None or bounds is not None or decimals is not None:
@@ -190,11 +192,11 @@ class Estimate:
         checks.one_of("model", model, ("auto", *MODELS))
         checks.one_of("assume", assume, ("nothing", "smooth"))
         self._model, self._assume = model, assume
-        self._atoms = places = tuple(checks.number(f"atoms[{i}]", place) for i, place in enumerate(atoms))
-        if len(places) > _MAX_ATOMS:
-            raise ValueError(f"atoms: {len(places)} places; at most {_MAX_ATOMS} are allowed")
-        for place in places:
-            checks.within("atoms", place, self.lower, self.upper)
+        self._atoms = tuple(checks.number(f"atoms[{i}]", atom) for i, atom in enumerate(atoms))
+        if len(self._atoms) > _MAX_ATOMS:
+            raise ValueError(f"atoms: {len(self._atoms)} places; at most {_MAX_ATOMS} are allowed")
+        for atom in self._atoms:
+            checks.within("atoms", atom, self.lower, self.upper)
         if grid is not None:
             width = self.upper - self.lower
             checks.within("grid", grid, width / _MAX_POINTS, width)
@@ -207,9 +209,10 @@ class Estimate:
         if len(points := grid_points(self.lower, self.upper, grid)) < 2:
             ends = f"[{shortest(self.lower)}, {shortest(self.upper)}]"
             raise ValueError(f"grid: {shortest(grid)} has {len(points)} multiples in {ends}; two or more are needed")
-        if any(abs(place / grid - round(place / grid)) > 1e-9 for place in places):
-            shown_places = ", ".join(map(shortest, places))
-            raise ValueError(f"atoms: {shown_places} must be multiples of the grid {shortest(grid)}")
+        if any(abs(atom / grid - round(atom / grid)) > 1e-9 for atom in self._atoms):
+            raise ValueError(
+                f"atoms: {', '.join(map(shortest, self._atoms))} must be multiples of the grid {shortest(grid)}"
+            )
 
     @property
     def count(self) -> int:
@@ -225,7 +228,7 @@ class Estimate:
         """
         channel = self.reports.channel
         average = _Average(self.reports, channel.values)
-        _check_enough(self.count, "the mean", self._fewest_for_mean)
+        _check_count(self.count, "the mean", self._required_count_for_mean)
         ends = self.lower, self.upper
 
         def interval(confidence: float) -> Interval:
@@ -243,8 +246,8 @@ class Estimate:
         return min(max(pooled, self.lower), self.upper)
 
     @property
-    def _fewest_for_mean(self) -> float:
-        return _fewest(self.reports.channel.mean_variance, (self.upper - self.lower) / 2)
+    def _required_count_for_mean(self) -> float:
+        return _required_count(self.reports.channel.mean_variance, (self.upper - self.lower) / 2)
 
     @cached_property
     def variance(self) -> Moment:
@@ -256,13 +259,13 @@ class Estimate:
         a ``TooFewReportsError``.
         """
         channel = self.reports.channel
-        (g, bias_bound), away = channel.squares, channel.values - channel.middle
-        first, second = _Average(self.reports, away), _Average(self.reports, g)
-        residual = _Average(self.reports, g - 2 * first.value * away)
+        (g, bias_bound), centred = channel.squares, channel.values - channel.middle
+        first, second = _Average(self.reports, centred), _Average(self.reports, g)
+        residual = _Average(self.reports, g - 2 * first.value * centred)
         value = second.value - first.value**2 + first.error**2
         bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
         largest = ((self.upper - self.lower) / 2) ** 2
-        _check_enough(self.count, "the variance", _fewest(channel.square_variance, largest / 2))
+        _check_count(self.count, "the variance", _required_count(channel.square_variance, largest / 2))
 
         def bernstein(confidence: float) -> Interval:
             (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
@@ -272,10 +275,10 @@ class Estimate:
 
         def interval(confidence: float) -> Interval:
             n, mean = self.count, self._pooled_mean(first.value + channel.middle)
-            weights = g - 2 * (mean - channel.middle) * away
+            weights = g - 2 * (mean - channel.middle) * centred
             spread = residual.pooled_variance(mean, weights) / n + 2 * first.pooled_variance(mean) ** 2 / (n * (n - 1))
-            half = pooled_quantile(n, confidence) * math.sqrt(spread) + bias_bound
-            return value * (1 - 1 / n) - half, value + half
+            half_width = pooled_quantile(n, confidence) * math.sqrt(spread) + bias_bound
+            return value * (1 - 1 / n) - half_width, value + half_width
 
         return Moment(value, residual.error, bias_bound, 0.0, largest, bernstein, _interval=interval)
 
@@ -289,11 +292,12 @@ class Estimate:
         root = math.sqrt(variance.value)
         error, bias_bound = (size / (2 * root) if root else math.inf for size in (variance.error, variance.bias_bound))
 
-        def root_of(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
-            return lambda confidence: tuple(map(math.sqrt, interval(confidence)))  # type: ignore[return-value]
+        def square_roots(interval: Callable[[float], Interval], confidence: float) -> Interval:
+            low, high = interval(confidence)
+            return math.sqrt(low), math.sqrt(high)
 
-        ends, roots = (0.0, math.sqrt(variance.largest)), (root_of(variance.bernstein), root_of(variance.interval))
-        return Moment(root, error, bias_bound, *ends, roots[0], _interval=roots[1])
+        bernstein, interval = partial(square_roots, variance.bernstein), partial(square_roots, variance.interval)
+        return Moment(root, error, bias_bound, 0.0, math.sqrt(variance.largest), bernstein, _interval=interval)
 
     @cached_property
     def distribution(self) -> InputDistribution:
@@ -303,27 +307,24 @@ class Estimate:
     @property
     def model(self) -> str:
         """Return a description of the estimated distribution and of how it was chosen."""
-        how = ", chosen by the likelihood of held-out reports" if self._model == "auto" else ""
-        return self.distribution.model + how
+        return self.distribution.model + ", chosen by the likelihood of held-out reports" * (self._model == "auto")
 
     @property
     def assumption(self) -> str:
         """Return one sentence that says what the intervals assume about the values; see ``assume`` of ``estimate``."""
         if self._assume == "smooth":
-            places = self._models.places[self._models.named | self._weights.point_masses]
-            named = ", ".join(format_number(place) for place in places[:_NAMED_ATOMS]) + ", ..." * (
-                len(places) > _NAMED_ATOMS
-            )
-            atoms = f"point masses only at {named}" if len(places) else "no point masses"
-            return f"Intervals assume that the values have a smooth density and {atoms}."
+            atoms = self._models.positions[self._models.named | self._weights.point_masses]
+            named = ", ".join(map(format_number, atoms[:_NAMED_ATOMS])) + ", ..." * (len(atoms) > _NAMED_ATOMS)
+            exceptions = f"point masses only at {named}" if len(atoms) else "no point masses"
+            return f"Intervals assume that the values have a smooth density and {exceptions}."
         if self._grid is not None:
-            kinds = "whole numbers" if self._grid == 1 else f"multiples of {shortest(self._grid)}"
-            return f"Intervals assume that the values are {kinds}, and nothing else."
+            numbers = "whole numbers" if self._grid == 1 else f"multiples of {shortest(self._grid)}"
+            return f"Intervals assume that the values are {numbers}, and nothing else."
         return "Intervals assume nothing about the values."
 
     def cdf(self, x: Real) -> Functional:
         """Return the share of inputs that are at most x, of any shape; an x not in [lower, upper] is a ValueError."""
-        x = _within("x", x, self.lower, self.upper)
+        x = _checked("x", x, self.lower, self.upper)
         ends = [self._possible.cumulative(float(point)) for point in x.flat]
         return self._functional(self.distribution.cdf(x), ends)
 
@@ -335,20 +336,20 @@ class Estimate:
                 would be no 95 % interval of so few values even without noise.
             ValueError: a p that is not in (0, 1).
         """
-        p = _within("p", p, 0.0, 1.0, open_ends=True)
-        intervals = _each(p.ravel(), p.shape, self._possible.quantile_interval)
+        p = _checked("p", p, 0.0, 1.0, open_ends=True)
+        intervals = _intervals(p.ravel(), p.shape, self._possible.quantile_interval)
         low, high = intervals(_CONFIDENCE)
-        short = (low <= self._possible.places[0]) & (high >= self._possible.places[-1])
-        for share, is_short in zip(p.flat, short.flat, strict=True):
-            enough = max(
-                self._fewest_for_mean,
+        is_whole = (low <= self._possible.positions[0]) & (high >= self._possible.positions[-1])
+        for probability, is_too_wide in zip(p.flat, is_whole.flat, strict=True):
+            required = max(
+                self._required_count_for_mean,
                 # Without noise, the least and the greatest of this number of values enclose the quantile.
-                math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(share, 1 - share)),
-                4 * self.count if is_short else 0,  # which make intervals about half as wide
+                math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(probability, 1 - probability)),
+                4 * self.count if is_too_wide else 0,  # which make intervals about half as wide
             )
-            if self.count < enough:
-                reason = f"p: {self.count} reports are too few for the quantile {shortest(share)}"
-                raise TooFewReportsError(reason, math.ceil(enough))
+            if self.count < required:
+                reason = f"p: {self.count} reports are too few for the quantile {shortest(probability)}"
+                raise TooFewReportsError(reason, math.ceil(required))
         return Functional(plain(self.distribution.quantile(p)), intervals)
 
     def histogram(self, bins: object = 20) -> Histogram:
@@ -359,13 +360,13 @@ class Estimate:
         """
         edges = self._edges(bins)
         ends = [self._possible.between(low, high, closed=high == edges[-1]) for low, high in pairwise(edges)]
-        below = np.append(self.distribution.cdf(edges[:-1], strict=True), self.distribution.cdf(edges[-1]))
-        shares = self._functional(np.diff(below), ends)
+        cumulated = np.append(self.distribution.cdf(edges[:-1], strict=True), self.distribution.cdf(edges[-1]))
+        shares = self._functional(np.diff(cumulated), ends)
         return Histogram(edges, shares, shares.scaled(self.count))
 
     def count_between(self, a: float, b: float) -> Functional:
         """Return the estimated number of inputs in [a, b]; not lower <= a < b <= upper is a ValueError."""
-        a, b = map(float, _within("a, b", [a, b], self.lower, self.upper))
+        a, b = map(float, _checked("a, b", [a, b], self.lower, self.upper))
         if not a < b:
             raise ValueError(f"a, b: {a} is not less than {b}")
         ends = [self._possible.between(a, b, closed=True)]
@@ -455,7 +456,7 @@ class Estimate:
     @cached_property
     def _models(self) -> ReportModels:
         _ = self.reports.channel.squares  # It raises an error if the reports have no information beyond the mean.
-        return models_of(self.reports.channel, self._bins, self._atoms, self._grid)
+        return report_models(self.reports.channel, self._bins, self._atoms, self._grid)
 
     @cached_property
     def _grouped(self) -> np.ndarray:
@@ -478,35 +479,38 @@ class Estimate:
         """Return numbers of the same shape as ``value`` with the intervals of the functionals, clipped to shares."""
 
         def interval(functional: Ends, confidence: float) -> tuple[float, float]:
-            low, high = _shares(np.array(self._possible.interval(functional, confidence)))
+            low, high = _clip_shares(np.array(self._possible.interval(functional, confidence)))
             return float(low), float(high)
 
-        return Functional(plain(_shares(value)), _each(ends, np.shape(value), interval))
+        return Functional(plain(_clip_shares(value)), _intervals(ends, np.shape(value), interval))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
             return np.linspace(self.lower, self.upper, checks.integer_in("bins", bins, 1, _MAX_BINS) + 1)
-        edges = _within("bins", bins, self.lower, self.upper)
+        edges = _checked("bins", bins, self.lower, self.upper)
         if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
             raise ValueError("bins: must be a number of bins, or two or more increasing edges")
         return edges
 
 
-def _within(name: str, values: object, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
+def _checked(name: str, values: object, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
+    """Return numbers of [low, high] as an array."""
     array = checks.concrete(values)
     assert array is not None
     checks.within(name, array, low, high, open_ends=open_ends)
     return array
 
 
-def _shares(values: np.ndarray) -> np.ndarray:
-    """Return shares in [0, 1], which differences of sums may exceed by a rounding error, and no -0."""
+def _clip_shares(values: np.ndarray) -> np.ndarray:
+    """Return shares clipped to [0, 1], which differences of sums may exceed by a rounding error, and no -0."""
     return np.clip(values, 0.0, 1.0) + 0.0
 
 
-def _each(
-    arguments: Iterable[object], shape: tuple[int, ...], interval: Callable[[Any, float], tuple[float, float]]
+def _intervals(
+    arguments: Iterable[T], shape: tuple[int, ...], interval: Callable[[T, float], tuple[float, float]]
 ) -> Callable[[float], Interval]:
+    """Return the function of a confidence that evaluates an interval for each argument."""
+
     def intervals(confidence: float) -> Interval:
         low, high = np.array([interval(argument, confidence) for argument in arguments]).reshape(-1, 2).T
         return low.reshape(shape), high.reshape(shape)
@@ -527,8 +531,8 @@ class _Average:
 
     def pooled_variance(self, mean: float, weights: np.ndarray | None = None) -> float:
         """Return the variance of a weight for an interval, pooled with the noise's, of the values or other weights."""
-        noise = self.channel.noise(mean, weights)
-        return float(pooled_variance(self.n, self.error**2 * self.n, *noise))
+        variances = self.channel.noise_variances(mean, weights)
+        return float(pooled_variance(self.n, self.error**2 * self.n, *variances))
 
     def interval(self, confidence: float, mean: float) -> Interval:
         """Return the interval of the mean of unbiased values, given the pooled mean."""
@@ -536,23 +540,24 @@ class _Average:
             low, high = clopper_pearson(self.n, int(self.counts.numbers[1]), confidence)
             low_weight, high_weight = self.weights
             return low_weight + low * (high_weight - low_weight), low_weight + high * (high_weight - low_weight)
-        half = pooled_quantile(self.n, confidence) * math.sqrt(self.pooled_variance(mean) / self.n)
-        return self.value - half, self.value + half
+        half_width = pooled_quantile(self.n, confidence) * math.sqrt(self.pooled_variance(mean) / self.n)
+        return self.value - half_width, self.value + half_width
 
     def bernstein(self, confidence: float, averages: int = 1) -> Interval:
         """Return Bernstein's interval; those of several averages hold together, by a union bound."""
-        half = bernstein_half(self.n, *self.channel.worst(self.weights), math.log(2 * averages / (1 - confidence)))
-        return self.value - half, self.value + half
+        log_odds = math.log(2 * averages / (1 - confidence))
+        half_width = bernstein_half_width(self.n, *self.channel.worst_case(self.weights), log_odds)
+        return self.value - half_width, self.value + half_width
 
 
-def _fewest(variance: float, half: float) -> float:
-    """Return the n at which the half-width of a normal 95 % interval with this variance is ``half``."""
-    return (1.96 / half) ** 2 * variance
+def _required_count(variance: float, half_width: float) -> float:
+    """Return the n at which a normal 95 % interval with this variance of a report has a half-width."""
+    return (1.96 / half_width) ** 2 * variance
 
 
-def _check_enough(n: int, name: str, needed: float) -> None:
-    if n < needed:
-        raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(needed))
+def _check_count(n: int, name: str, required: float) -> None:
+    if n < required:
+        raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(required))
 
 
 def save_plots(

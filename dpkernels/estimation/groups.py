@@ -34,5 +34,6 @@ def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: object) 
         rows.setdefault(label, []).append(row)
     source = np.asarray(reports) if containers.kind(reports) == "jax" else reports
     return {
-        label: estimate(containers.rows_of(source, np.array(own)), mechanism, **options) for label, own in rows.items()
+        label: estimate(containers.rows_of(source, np.array(members)), mechanism, **options)
+        for label, members in rows.items()
     }

@@ -24,10 +24,10 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, plain
 from dpkernels.release import containers
 
-# The share of its width by which a table's reports may exceed the density's output interval: their lattices differ.
+# The fraction of its width by which a table's reports may exceed the density's output interval: their lattices differ.
 _TABLE_MARGIN = 0.05
 
 # As many reports of the known variance are pooled with the sample, like the z^2 = 4 of Agresti and Coull (1998).
@@ -51,19 +51,14 @@ class TooFewReportsError(ValueError):
         return type(self), (self.reason, self.needed)
 
 
-def plain(array: Real) -> Real:
-    """Return an array without axes as a float."""
-    return float(array) if np.ndim(array) == 0 else np.asarray(array)
-
-
-def with_interval(estimate: Functional) -> str:
+def interval_repr(estimate: Functional) -> str:
     """Return the text of an object with ``value`` and ``interval``: the value and its 95 % interval."""
     low, high = estimate.interval()
     interval = f"95 % interval from {format_number(low)} to {format_number(high)}"
     return f"{type(estimate).__name__}({format_number(estimate.value)}, {interval})"
 
 
-def bernstein_half(n: int, variance: Real, largest: Real, log_odds: float) -> Real:
+def bernstein_half_width(n: int, variance: Real, largest: Real, log_odds: float) -> Real:
     """Return the t at which Bernstein's bound 2 exp(-n t^2/(2 V + 2 M t/3)) of P(|error| >= t) is 2 e^-log_odds.
 
     V and M are the largest variance and deviation of a report, over all inputs.
@@ -112,7 +107,7 @@ def clopper_pearson(n: int, count: int, confidence: float) -> tuple[float, float
     return low, float(special.betainccinv(count + 1, n - count, tail)) if count < n else 1.0
 
 
-def convex_below(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+def convex_minorant(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the largest convex function below values at increasing x: of means of values by the mean of their x."""
     corners = [0]
     for i in range(1, len(x)):
@@ -141,12 +136,12 @@ class Moment:
     degrees: float = math.inf  #: degrees of freedom of Student's interval, unless there is a better one
     _interval: Callable[[float], Interval] | None = field(default=None, compare=False)
 
-    __repr__ = with_interval
+    __repr__ = interval_repr
 
     @property
     def value(self) -> Any:
         """Return the estimate, clipped to possible values; intervals are centred on the unclipped estimate."""
-        return self._cut(self._centre)
+        return self._clip(self._centre)
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return (low, high), of each number by itself.
@@ -155,11 +150,11 @@ class Moment:
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         if self._interval is None:
-            half = student_quantile(self.degrees, confidence) * self.error + self.bias_bound
-            low, high = self._centre - half, self._centre + half
+            half_width = student_quantile(self.degrees, confidence) * self.error + self.bias_bound
+            low, high = self._centre - half_width, self._centre + half_width
         else:
             low, high = self._interval(confidence)
-        return self._cut(low), self._cut(high)
+        return self._clip(low), self._clip(high)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
         """Return a wider (low, high) that holds at every n, from the range and the largest variance of a report.
@@ -170,9 +165,9 @@ class Moment:
         if self._bernstein is None:
             raise ValueError("bernstein: there is no such interval of this; interval() is the one there is")
         low, high = self._bernstein(confidence)
-        return self._cut(low), self._cut(high)
+        return self._clip(low), self._clip(high)
 
-    def _cut(self, number: int) -> Real:
+    def _clip(self, number: Real) -> Real:
         return plain(np.clip(number, self.smallest, self.largest) + 0.0)  # no -0
 
 
@@ -183,7 +178,7 @@ class Functional:
     value: Any
     _interval: Callable[[float], Interval] = field(compare=False)
 
-    __repr__ = with_interval
+    __repr__ = interval_repr
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return (low, high), one interval for each number. Each holds by itself; it contains ``value``."""
@@ -232,7 +227,7 @@ class MeanEstimate:
     _interval: Callable[[float], Interval] = field(compare=False)
     _bernstein: Callable[[float], Interval] = field(compare=False)
 
-    __repr__ = with_interval
+    __repr__ = interval_repr
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return Student's (low, high), from the variance of the sample and the known one of the noise.
@@ -273,19 +268,19 @@ def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
     low, high = (np.asarray(end, float) for end in mechanism.output_interval)
     allowance = _TABLE_MARGIN * (high - low)
     low, high = low - allowance, high + allowance
-    bad = ~((rows >= low) & (rows <= high))
-    if bad.any():
-        row = int(np.argwhere(bad)[0][0])
+    is_impossible = ~((rows >= low) & (rows <= high))
+    if is_impossible.any():
+        row = int(np.argwhere(is_impossible)[0][0])
         raise ValueError(
             f"reports: row {row} is {rows[row]}, outside the mechanism's output interval [{low}, {high}]; "
             "these are not its reports"
         )
     n, d = rows.shape
     mean = rows.mean(axis=0, dtype=np.float64)
-    standard_error, above = np.zeros(d), 0
+    standard_error, high_count = np.zeros(d), 0
     if isinstance(mechanism, TwoPoint):
         low_report, high_report = map(float, mechanism.output_interval)
-        above = int((rows > (low_report + high_report) / 2).sum())
+        high_count = int((rows > (low_report + high_report) / 2).sum())
     else:
         sample = rows.var(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.zeros(d)
         standard_error = np.sqrt(pooled_variance(n, sample, *_noise(mechanism, n, mean)) / n)
@@ -293,23 +288,23 @@ def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
     def entry(values: np.ndarray) -> Any:
         return values if isinstance(mechanism, Multivariate) else values.item()
 
-    def within(*ends: np.ndarray) -> Interval:
+    def clipped(*ends: np.ndarray) -> Interval:
         low, high = (entry(np.clip(end, *mechanism.input_interval) + 0.0) for end in ends)
         return low, high
 
     def interval(confidence: float) -> Interval:
         coverage = 1 - (1 - confidence) / d
         if isinstance(mechanism, TwoPoint):
-            shares = clopper_pearson(n, above, coverage)
-            return within(*(np.array([low_report + share * (high_report - low_report)]) for share in shares))
-        half = pooled_quantile(n, coverage) * standard_error
-        return within(mean - half, mean + half)
+            probabilities = clopper_pearson(n, high_count, coverage)
+            return clipped(*(np.array([low_report + p * (high_report - low_report)]) for p in probabilities))
+        half_width = pooled_quantile(n, coverage) * standard_error
+        return clipped(mean - half_width, mean + half_width)
 
     def bernstein(confidence: float) -> Interval:
         largest = np.maximum(high - mechanism.input_interval[0], mechanism.input_interval[1] - low)
         variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
-        half = bernstein_half(n, variance, largest, math.log(2 * d / (1 - confidence)))
-        return within(mean - half, mean + half)
+        half_width = bernstein_half_width(n, variance, largest, math.log(2 * d / (1 - confidence)))
+        return clipped(mean - half_width, mean + half_width)
 
     return MeanEstimate(entry(mean), n, interval, bernstein)
 
@@ -324,8 +319,8 @@ def _noise(mechanism: Mechanism, n: int, mean: np.ndarray) -> tuple[np.ndarray, 
     factor = (width / width.flat[0]) ** 2  # All coordinates are perturbed alike.
     x = np.linspace(0.0, 1.0, _NOISE_POINTS)
     v = np.asarray(mechanism.variance(np.linspace(low, high, _NOISE_POINTS)), float).reshape(len(x), -1)[:, 0]
-    place = (np.clip(pooled_mean(n, mean, low + width / 2), low, high) - low) / width
-    return np.interp(place, x, v) * factor, np.interp(place, x, convex_below(x, v)) * factor
+    position = (np.clip(pooled_mean(n, mean, low + width / 2), low, high) - low) / width
+    return np.interp(position, x, v) * factor, np.interp(position, x, convex_minorant(x, v)) * factor
 
 
 def _rows(mechanism: object, reports: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ _SUM_WEIGHT = 1e3
 _MIN_STEP = 1e-9
 # Shares below this are rounding errors of 0.
 _MIN_SHARE = 1e-14
-# Smoothing stops when a step moves less than this share of the total.
+# Smoothing stops when a step moves less than this fraction of the total.
 _SMOOTHING_TOLERANCE = 1e-5
 # It stops after this number of steps at the latest.
 _MAX_SMOOTHING_STEPS = 5000
@@ -68,8 +68,8 @@ _MIN_GAIN = 1e-14
 _MAX_STEP = 1e9
 # A smaller derivative, relative to the largest one, is a rounding error of 0.
 _MIN_DERIVATIVE = 1e-12
-# Numbers that differ by less than this share of the interval are the same place.
-_PLACE_RTOL = 1e-9
+# Numbers that differ by less than this fraction of the interval are the same position.
+_POSITION_RTOL = 1e-9
 
 Ends = tuple[np.ndarray, np.ndarray]
 
@@ -88,7 +88,7 @@ class Fit:
         return f"Fit({size}, log-likelihood {self.log_likelihood:.6g} a report, gap {self.gap:.2g})"
 
 
-def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
+def maximum_likelihood(B: np.ndarray, counts: np.ndarray) -> Fit:
     """Return the shares of greatest likelihood, certified, given (m, d) B and (m,) how often each report was seen.
 
     A ValueError says that there are no reports, or one that has probability 0 from every component.
@@ -111,8 +111,8 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
             # A share is so small that the quadratic model would at most double it; with uniform shares, g is at most d.
             target = (theta * g + uniform) / 2  # The first half is a step of expectation maximisation.
         else:
-            target[columns] = _newton(A[:, columns] / q[:, None], p)
-        theta, is_better = _ascended(A, p, theta, target - theta)
+            target[columns] = _newton_shares(A[:, columns] / q[:, None], p)
+        theta, is_better = _line_search(A, p, theta, target - theta)
         steps += 1
     fit = evaluate_fit(B, counts, theta, steps)
     if not fit.gap <= MAX_GAP:
@@ -139,7 +139,7 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return counts / total
 
 
-def _newton(S: np.ndarray, p: np.ndarray) -> np.ndarray:
+def _newton_shares(S: np.ndarray, p: np.ndarray) -> np.ndarray:
     """Return shares that maximise the quadratic model of the log-likelihood, -sum_j p_j ((S theta)_j - 2)^2 / 2."""
     root = np.sqrt(p)
     equations = np.vstack([root[:, None] * S, np.full((1, S.shape[1]), _SUM_WEIGHT)])
@@ -147,7 +147,7 @@ def _newton(S: np.ndarray, p: np.ndarray) -> np.ndarray:
     return theta / theta.sum()
 
 
-def _ascended(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarray) -> tuple[np.ndarray, bool]:
+def _line_search(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarray) -> tuple[np.ndarray, bool]:
     """Return theta after the longest of the steps 1, 1/2, 1/4, ... that increases the likelihood, if there is one."""
     before, length = p @ np.log(A @ theta), 1.0
     while length > _MIN_STEP:
@@ -160,7 +160,7 @@ def _ascended(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarray)
     return theta, False
 
 
-def smoothed(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
+def ems_shares(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
     """Return the shares at the fixed point of EMS, of which the first ``bins`` are neighbours and smoothed."""
     p, B_T, d = counts / counts.sum(), np.ascontiguousarray(B.T), B.shape[1]
     theta, padded = np.full(d, 1 / d), np.empty(bins + 2)
@@ -176,7 +176,7 @@ def smoothed(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
 
 
 class ProfileLikelihood:
-    """The quadratic model of a log-likelihood at its maximum, the shares, with B and counts as of ``most_likely``."""
+    """The quadratic model of a log-likelihood at its maximum; B and counts are those of ``maximum_likelihood``."""
 
     def __init__(self, B: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> None:
         n, q = counts.sum(), np.maximum(B @ shares, 1e-150)
@@ -186,38 +186,38 @@ class ProfileLikelihood:
         self._hessian = A.T @ A
         self._hessian[np.diag_indices(len(shares))] += _RIDGE
         self._shares = shares
-        apart = _MIN_MULTIPLIER * (1 + np.random.default_rng(0).random(len(shares)))
-        self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), 0.0) + apart)
+        offsets = _MIN_MULTIPLIER * (1 + np.random.default_rng(0).random(len(shares)))
+        self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), 0.0) + offsets)
 
     def maximum(self, c: np.ndarray, confidence: float) -> float:
         """Return the upper end of the two-sided interval of c'theta, with c of shape (d,)."""
         allowance = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
         theta, slack, mu, loss = self._shares.copy(), self._slack.copy(), 0.0, 0.0
-        support = np.flatnonzero(theta).tolist()
+        support = np.flatnonzero(theta)
         for _ in range(_MAX_EVENTS):
-            chosen = np.array(support)
-            d_theta, d_slack = self._direction(chosen, c)
-            gain = max(float(c[chosen] @ d_theta), 0.0)
+            d_theta, d_slack = self._direction(support, c)
+            gain = max(float(c[support] @ d_theta), 0.0)
             with np.errstate(divide="ignore", invalid="ignore"):
-                leave = np.where(d_theta < -_MIN_DERIVATIVE * np.abs(d_theta).max(), -theta[chosen] / d_theta, np.inf)
-                enter = np.where(d_slack < -_MIN_DERIVATIVE, -slack / d_slack, np.inf)
-            out, in_ = int(leave.argmin()), int(enter.argmin())
-            step = min(leave[out], enter[in_])
+                is_falling = d_theta < -_MIN_DERIVATIVE * np.abs(d_theta).max()
+                leave_steps = np.where(is_falling, -theta[support] / d_theta, np.inf)
+                enter_steps = np.where(d_slack < -_MIN_DERIVATIVE, -slack / d_slack, np.inf)
+            leaving, entering = int(leave_steps.argmin()), int(enter_steps.argmin())
+            step = min(leave_steps[leaving], enter_steps[entering])
             # The loss of log-likelihood increases by gain times the increase of mu^2 / 2.
-            last = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _MIN_GAIN else np.inf
-            if not min(last, step) < _MAX_STEP:  # No distribution has a larger value.
+            last_step = np.sqrt(mu**2 + 2 * (allowance - loss) / gain) - mu if gain > _MIN_GAIN else np.inf
+            if not min(last_step, step) < _MAX_STEP:  # No distribution has a larger value.
                 break
-            if last <= step:
-                theta[chosen] += last * d_theta
+            if last_step <= step:
+                theta[support] += last_step * d_theta
                 break
-            theta[chosen] += step * d_theta
+            theta[support] += step * d_theta
             slack = np.maximum(slack + step * d_slack, 0.0)
             loss, mu = loss + gain * ((mu + step) ** 2 - mu**2) / 2, mu + step
-            if leave[out] <= enter[in_]:
-                theta[chosen[out]] = 0.0
-                support.pop(out)
+            if leave_steps[leaving] <= enter_steps[entering]:
+                theta[support[leaving]] = 0.0
+                support = np.delete(support, leaving)
             else:
-                support.append(in_)
+                support = np.append(support, entering)
         else:
             raise RuntimeError(f"profile: {_MAX_EVENTS} steps were not enough")
         return float(c @ theta / theta.sum())
@@ -239,11 +239,11 @@ class ProfileLikelihood:
 
 
 class MixtureModel:
-    """Mixtures of splines, whose columns come first, and of atoms, which are point masses at known places.
+    """Mixtures of splines, whose columns come first, and of atoms, which are point masses at known positions.
 
     ``columns`` are (m, d) P(group of reports | component), and ``counts`` (m,) of the groups. ``shapes`` are (bins,
     splines) the share of every spline in each bin between ``edges``; without edges inputs are at the atoms only.
-    Quantiles are evaluated at (k,) increasing ``places``, from the smallest to the largest possible input.
+    Quantiles are evaluated at (k,) increasing ``positions``, from the smallest to the largest possible input.
     """
 
     def __init__(
@@ -256,14 +256,14 @@ class MixtureModel:
     ) -> None:
         self.columns, self.counts, self._atoms, self._is_grid = columns, counts, atoms, edges is None
         self._edges = atoms if edges is None else edges
-        self.places = np.union1d(self._edges, atoms)
+        self.positions = np.union1d(self._edges, atoms)
         self._cumulated = [] if shapes is None else [np.append(0.0, column) for column in np.cumsum(shapes, axis=0).T]
-        self._tolerance = _PLACE_RTOL * float(self.places[-1] - self.places[0])
-        self._known = dict[tuple[int, int, float], float]()  # Ends of the cdf's intervals.
+        self._tolerance = _POSITION_RTOL * float(self.positions[-1] - self.positions[0])
+        self._cdf_ends = dict[tuple[int, int, float], float]()
 
     @cached_property
     def fit(self) -> Fit:
-        return most_likely(self.columns, self.counts)
+        return maximum_likelihood(self.columns, self.counts)
 
     @cached_property
     def _profile(self) -> ProfileLikelihood:
@@ -286,38 +286,38 @@ class MixtureModel:
 
     def quantile_interval(self, p: float, confidence: float) -> tuple[float, float]:
         """Return the numbers between which the p-quantile lies: those at which the cdf may be p."""
-        above = self._first(p, 1, confidence)
-        if not self._is_grid:  # The quantile may lie between the place before and this place.
-            above = max(above - 1, 0)
-        return float(self.places[above]), float(self.places[self._first(p, 0, confidence)])
+        lower, upper = self._first_index(p, 1, confidence), self._first_index(p, 0, confidence)
+        if not self._is_grid:  # The quantile may lie between the position before and this one.
+            lower = max(lower - 1, 0)
+        return float(self.positions[lower]), float(self.positions[upper])
 
-    def _first(self, p: float, end: int, confidence: float) -> int:
-        """Return the first place, or the last one, at which the lower (0) or upper (1) end of the cdf is at least p."""
-        return bisect_left(range(len(self.places) - 1), True, key=lambda i: self._cdf_end(i, end, confidence) >= p)
+    def _first_index(self, p: float, end: int, confidence: float) -> int:
+        """Return the first index at which the lower (0) or upper (1) end of the cdf is at least p, or the last one."""
+        return bisect_left(range(len(self.positions) - 1), True, key=lambda i: self._cdf_end(i, end, confidence) >= p)
 
-    def _cdf_end(self, place: int, end: int, confidence: float) -> float:
-        """Return an end of the cdf's interval at a place, kept because searches for quantiles visit the same places."""
-        if (key := (place, end, confidence)) not in self._known:
+    def _cdf_end(self, index: int, end: int, confidence: float) -> float:
+        """Return an end of the cdf's interval at a position, cached because quantiles are sought at the same ones."""
+        if (key := (index, end, confidence)) not in self._cdf_ends:
             sign = 2 * end - 1
-            c = self.cumulative(self.places[place])[end]
-            self._known[key] = sign * self._profile.maximum(sign * c, confidence)
-        return self._known[key]
+            c = self.cumulative(self.positions[index])[end]
+            self._cdf_ends[key] = sign * self._profile.maximum(sign * c, confidence)
+        return self._cdf_ends[key]
 
 
 class AnyDistribution(MixtureModel):
     """All distributions on an interval, without any assumption.
 
-    A distribution has the same reports as one on ``Channel.places``. The mass between two places moves to both, so that
-    the cdf is known up to the mass at the next places.
+    A distribution has the same reports as one on ``Channel.knots``. The mass between two knots moves to both, so that
+    the cdf is known up to the mass at the next knots.
     """
 
     def cumulative(self, x: float, *, strict: bool = False) -> Ends:
-        last, tolerance = len(self.places), self._tolerance
-        if x >= self.places[-1] - tolerance and not strict:
-            return np.ones(last), np.ones(last)
-        if x <= self.places[0] + tolerance and strict:
-            return np.zeros(last), np.zeros(last)
-        surely = int(np.searchsorted(self.places, x + tolerance, side="right")) - 1
-        perhaps = int(np.searchsorted(self.places, x - tolerance, side="left")) + 1
-        numbers = np.arange(last)
-        return (numbers < surely).astype(float), (numbers < perhaps).astype(float)
+        size, tolerance = len(self.positions), self._tolerance
+        if x >= self.positions[-1] - tolerance and not strict:
+            return np.ones(size), np.ones(size)
+        if x <= self.positions[0] + tolerance and strict:
+            return np.zeros(size), np.zeros(size)
+        fewest = int(np.searchsorted(self.positions, x + tolerance, side="right")) - 1
+        most = int(np.searchsorted(self.positions, x - tolerance, side="left")) + 1
+        indices = np.arange(size)
+        return (indices < fewest).astype(float), (indices < most).astype(float)

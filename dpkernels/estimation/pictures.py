@@ -23,12 +23,12 @@ def draw_intervals(
     The line is dotted where the interval includes 0: the data do not show that there is anything.
     """
     ax.bar(left, high - low, right - left, low, align="edge", color=_COLOUR, alpha=_ALPHA, linewidth=0, label=interval)
-    shown = low > 0
-    ax.hlines(value[shown], left[shown], right[shown], color=_COLOUR, linewidth=2, label="estimate")
-    if not shown.all():
-        ends, dots = (left[~shown], right[~shown]), (0, (1, 2))
+    is_positive = low > 0
+    ax.hlines(value[is_positive], left[is_positive], right[is_positive], color=_COLOUR, linewidth=2, label="estimate")
+    if not is_positive.all():
+        ends, dots = (left[~is_positive], right[~is_positive]), (0, (1, 2))
         label = "estimate; may be 0"
-        ax.hlines(value[~shown], *ends, color=_COLOUR, linewidth=1.2, linestyles=dots, label=label)
+        ax.hlines(value[~is_positive], *ends, color=_COLOUR, linewidth=1.2, linestyles=dots, label=label)
     share_scale([ax])
     ax.legend(frameon=False, loc="upper center", ncols=3, fontsize="small", columnspacing=1.2, handlelength=1.6)
 
@@ -44,20 +44,20 @@ def set_labels(ax: Axes, x: str, y: str) -> None:
     ax.set_ylabel(str(y), parse_math=False)
 
 
-def draw_open_intervals(ax: Axes, places: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+def draw_open_intervals(ax: Axes, heights: np.ndarray, value: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Draw numbers on lines of their intervals, one above the other; a line that does not end has an arrow."""
     finite = np.concatenate([column[np.isfinite(column)] for column in (value, low, high)] + [np.zeros(1)])
     first, last = (finite[:-1].min(), finite[:-1].max()) if len(finite) > 1 else (0.0, 0.0)
     margin = 0.08 * (last - first) or 0.08 * abs(first) or 1.0
-    for place, number, ends in zip(places, value, zip(low, high, strict=True), strict=True):
+    for height, number, ends in zip(heights, value, zip(low, high, strict=True), strict=True):
         for end, edge in zip(ends, (first - margin, last + margin), strict=True):
             if np.isfinite(end) and np.isfinite(number):
-                ax.hlines(place, *sorted((number, end)), color=_COLOUR, linewidth=2)
+                ax.hlines(height, *sorted((number, end)), color=_COLOUR, linewidth=2)
             elif not np.isfinite(end):
                 start = number if np.isfinite(number) else (first + last) / 2
                 arrow = {"arrowstyle": "->", "color": _COLOUR, "linewidth": 2, "shrinkA": 0, "shrinkB": 0}
-                ax.annotate("", (edge, place), (start, place), arrowprops=arrow)
+                ax.annotate("", (edge, height), (start, height), arrowprops=arrow)
     # A stroke across the line, which does not hide a narrow interval as a dot does.
-    ax.plot(value, places, "|", color=_COLOUR, markersize=11, markeredgewidth=1.6)
+    ax.plot(value, heights, "|", color=_COLOUR, markersize=11, markeredgewidth=1.6)
     ax.xaxis.set_major_formatter(lambda number, _: f"{number:,.10g}")
     ax.set_xlim(first - 1.1 * margin, last + 1.1 * margin)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpkernels.estimation.channel import channel_of
-from dpkernels.estimation.counts import codes, numbers_of
+from dpkernels.estimation.channel import as_channel
+from dpkernels.estimation.counts import as_numbers, report_indices
 from dpkernels.estimation.intervals import Moment
 from dpkernels.numerics import Real
 
@@ -41,7 +41,7 @@ class CentredColumn:
         return float(b_1 * other.values.std() + self.values.std() * b_2 + b_1 * b_2)
 
     def variance(self) -> tuple[float, np.ndarray, float]:
-        """Return the variance, every row's part in its error, and a bound on its bias."""
+        """Return the variance, the influence of every row, and a bound on its bias."""
         n, squares = len(self.values), self.squares - self.values**2 + self.deviations**2
         value, error = squares.mean(), squares.std() / math.sqrt(n)
         bias_bound = self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
@@ -80,12 +80,12 @@ def correlation(a: Real, b: Real) -> Moment:
             distinguish a variance from 0.
     """
     first, second = _columns([("a", a, True), ("b", b, True)])
-    (var_a, at_a, bias_a), (var_b, at_b, bias_b) = first.variance(), second.variance()
+    (var_a, influence_a, bias_a), (var_b, influence_b, bias_b) = first.variance(), second.variance()
     product, scale = first.deviations * second.deviations, math.sqrt(var_a * var_b)
     value = product.mean() / scale
-    slope = (product - product.mean()) / scale - value / 2 * (at_a / var_a + at_b / var_b)
+    influence = (product - product.mean()) / scale - value / 2 * (influence_a / var_a + influence_b / var_b)
     bias_bound = abs(value) / 2 * (bias_a / var_a + bias_b / var_b) + first.product_bias_bound(second) / scale
-    error = float(slope.std(ddof=1) / math.sqrt(len(product)))
+    error = float(influence.std(ddof=1) / math.sqrt(len(product)))
     return Moment(float(value), error, bias_bound, -1.0, 1.0, degrees=len(product) - 1)
 
 
@@ -118,17 +118,17 @@ def least_squares(target: object, columns: Sequence[object]) -> Regression:
     if n <= d:
         raise ValueError(f"reports: {n} rows are too few for {d} coefficients")
     z = np.stack([np.ones(n), *(column.values for column in regressors)])
-    M, right = z @ z.T / n, z @ outcome.values / n
+    M, cross_moments = z @ z.T / n, z @ outcome.values / n
     for i, column in enumerate(regressors, 1):
         M[i, i] = column.squares.mean()
-    # How far the means of products of z with each other, and with the target, may be off: (d, d + 1).
-    off = np.array([0.0, *(column.bias_bound for column in regressors), outcome.bias_bound])
-    size = np.sqrt((np.vstack([z, outcome.values]) ** 2).mean(axis=1))
-    products = (np.outer(off, size) + np.outer(size, off) + np.outer(off, off))[:-1]
+    # Bounds on the biases of the means of products of z with each other, and with the target: (d, d + 1).
+    biases = np.array([0.0, *(column.bias_bound for column in regressors), outcome.bias_bound])
+    sizes = np.sqrt((np.vstack([z, outcome.values]) ** 2).mean(axis=1))
+    product_biases = (np.outer(biases, sizes) + np.outer(sizes, biases) + np.outer(biases, biases))[:-1]
     for i, column in enumerate(regressors, 1):
-        products[i, i] = column.square_bias_bound
-    _check_definite(M, z, regressors, products[1:, 1:-1])
-    beta = np.linalg.solve(M, right)
+        product_biases[i, i] = column.square_bias_bound
+    _check_definite(M, z, regressors, product_biases[1:, 1:-1])
+    beta = np.linalg.solve(M, cross_moments)
     # The residual of each row's own equations, with its own corrected squares.
     residual = outcome.values - beta @ z
     score = z * residual
@@ -140,7 +140,7 @@ def least_squares(target: object, columns: Sequence[object]) -> Regression:
     at_zero = np.concatenate([[1.0], -middles])
     intercept = outcome.middle + at_zero @ beta
     spread = np.concatenate([(at_zero @ influence)[None], influence[1:]]).std(axis=1, ddof=d) / math.sqrt(n)
-    bias_bound = np.abs(np.linalg.inv(M)) @ products @ np.append(np.abs(beta), 1.0)
+    bias_bound = np.abs(np.linalg.inv(M)) @ product_biases @ np.append(np.abs(beta), 1.0)
     return Regression(
         Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ bias_bound), degrees=n - d),
         Moment(beta[1:], spread[1:], bias_bound[1:], degrees=n - d),
@@ -174,7 +174,7 @@ def _columns(named: Sequence[tuple[str, object, bool]]) -> list[CentredColumn]:
 
 def _column(name: str, column: object, squares: bool) -> CentredColumn:
     if not isinstance(column, tuple):
-        values = numbers_of(name, column).reshape(-1).astype(np.float64)
+        values = as_numbers(name, column).reshape(-1).astype(np.float64)
         if not np.isfinite(values).all():
             raise ValueError(f"{name}: row {int(np.isfinite(values).argmin())} is not finite")
         middle = float(values.mean()) if len(values) else 0.0
@@ -182,8 +182,8 @@ def _column(name: str, column: object, squares: bool) -> CentredColumn:
     if len(column) != 2:
         raise TypeError(f"{name}: has {len(column)} parts; a perturbed column is (reports, mechanism)")
     reports, mechanism = column
-    channel = channel_of(mechanism)
-    indices = codes(channel, numbers_of(name, reports).reshape(-1))
+    channel = as_channel(mechanism)
+    indices = report_indices(channel, as_numbers(name, reports).reshape(-1))
     values = (channel.values - channel.middle)[indices]
     if not squares:
         return CentredColumn(name, channel.middle, values, values, 0.0, channel.bias_bound)

@@ -33,16 +33,16 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import rational, shortest
-from dpkernels.estimation.counts import numbers_of
-from dpkernels.estimation.intervals import plain, with_interval
+from dpkernels.estimation.counts import as_numbers
+from dpkernels.estimation.intervals import interval_repr
 from dpkernels.exact.noise.certificate import AdditiveCertificate
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.numerics import Real, convolution
+from dpkernels.numerics import Real, convolution, plain
 
 _WORD = 1 << 32  # One more than the largest word of 32 bits, which rounds a value to the grid.
-# If true values are known to be multiples of a step, interval ends within this share of a step are rounded outwards.
+# If true values are known to be multiples of a step, interval ends within this fraction of a step are rounded outwards.
 _OUTWARD_ROUNDING = 1e-6
 # Tails of convolved distributions are truncated at this probability.
 _TAIL = 1e-15
@@ -89,10 +89,10 @@ def confidence_interval(
         (118.0, 122.0)
     """
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-    table, step = table_of(mechanism, lattice)
-    y, extra = _numbers(released, table)
-    low, high = bounds_of(y, table, confidence, together=together)
-    low, high = _on_lattice(low - extra, high + extra, step)
+    table, step = noise_table(mechanism, lattice)
+    y, rounding = _numbers(released, table)
+    low, high = interval_ends(y, table, confidence, together=together)
+    low, high = _on_lattice(low - rounding, high + rounding, step)
     return plain(low), plain(high)
 
 
@@ -111,11 +111,11 @@ def released_values(released: object, mechanism: object, *, lattice: float | Non
         >>> [round(number, 1) for number in (mean.value, *mean.interval(0.95))]
         [25.0, 22.0, 28.1]
     """
-    table, step = table_of(mechanism, lattice)
-    y, extra = _numbers(released, table)
+    table, step = noise_table(mechanism, lattice)
+    y, rounding = _numbers(released, table)
     values = np.empty(y.shape, object)
     for i in np.ndindex(y.shape):
-        values[i] = ReleasedValue({_Release(Fraction(float(y[i])), table, float(extra[i]), step): Fraction(1)})
+        values[i] = ReleasedValue({_Release(Fraction(float(y[i])), table, float(rounding[i]), step): Fraction(1)})
     return values[()]
 
 
@@ -125,33 +125,33 @@ def _tail(confidence: float) -> Fraction:
     return (1 - rational(confidence)) / 2
 
 
-def bounds_of(
+def interval_ends(
     y: np.ndarray, table: NoiseTable, confidence: float, *, together: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the interval of each true value, by itself or all together, rounded outwards."""
     if together:
         confidence = min(math.nextafter(confidence ** (1 / y.size), 1.0), math.nextafter(1.0, 0.0))
-    below, above = (math.nextafter(float(reach), math.inf) for reach in reaches(table, _tail(confidence)))
-    return np.nextafter(y - below, -np.inf), np.nextafter(y + above, np.inf)
+    lower, upper = (math.nextafter(float(reach), math.inf) for reach in interval_reaches(table, _tail(confidence)))
+    return np.nextafter(y - lower, -np.inf), np.nextafter(y + upper, np.inf)
 
 
 @bounded_cache(1 << 26)
-def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
+def interval_reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
     """Return (a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
-    below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
+    cumulated = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
     M, half_spacing = table.points_per_bin, Fraction(2) ** (table.grid_log2 - 1)
     bound = tail * table.total * _WORD
 
     def at_most(code: int) -> int:
-        return below[min(max(code - table.first + 1, 0), table.codes)]
+        return cumulated[min(max(code - table.first + 1, 0), table.codes)]
 
     def at_least(code: int) -> int:
         return table.total - at_most(code - 1)
 
     def is_likely(n: int, weight: Callable[[int], int]) -> bool:
         q, f = divmod(n, M)
-        up = (f << 32) // M  # of 2^32 words, those that put it on position q + 1
-        return (_WORD - up) * weight(-q) + up * weight(-q - 1) > bound
+        words = (f << 32) // M  # of 2^32, those that put it on position q + 1
+        return (_WORD - words) * weight(-q) + words * weight(-q - 1) > bound
 
     points = range((-table.last - 2) * M, (-table.first + 2) * M)
     lowest = points[bisect_left(points, True, key=lambda n: is_likely(n, at_least))]
@@ -200,11 +200,11 @@ class ReleasedValue:
             return self.value, self.value
         if len(self._terms) == 1:
             ((release, factor),) = self._terms.items()
-            reach = reaches(release.table, tail)
-            down, up = reach if factor > 0 else reach[::-1]
-            extra = abs(float(factor)) * release.rounding
-            middle = self._constant + factor * release.y
-            low, high = float(middle - abs(factor) * down) - extra, float(middle + abs(factor) * up) + extra
+            reaches = interval_reaches(release.table, tail)
+            lower, upper = reaches if factor > 0 else reaches[::-1]
+            rounding = abs(float(factor)) * release.rounding
+            value = self._constant + factor * release.y
+            low, high = float(value - abs(factor) * lower) - rounding, float(value + abs(factor) * upper) + rounding
         else:
             noise = self.noise
             _check_resolved(noise, float(tail), confidence)
@@ -221,9 +221,11 @@ class ReleasedValue:
     def noise(self) -> CombinedNoise:
         """Return the noise of the combination: released minus true value, up to the noise's ``rounding``."""
         counts = Counter((release.table, factor) for release, factor in self._terms.items())
-        noises = [sum_of(table, n).scaled(float(factor * table.bin_width)) for (table, factor), n in counts.items()]
+        noises = [
+            repeated_sum(table, n).scaled(float(factor * table.bin_width)) for (table, factor), n in counts.items()
+        ]
         rounding = sum(abs(float(factor)) * release.input_rounding for release, factor in self._terms.items())
-        return CombinedNoise.of(noises, rounding)
+        return CombinedNoise.from_noises(noises, rounding)
 
     def noise_tail(self) -> float:
         """Return a bound on the probability of noise that makes the combination this large if its true value is 0."""
@@ -271,7 +273,7 @@ class ReleasedValue:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    __repr__ = with_interval
+    __repr__ = interval_repr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -284,8 +286,8 @@ class ReleasedRatio:
     @property
     def value(self) -> float:
         """Return the ratio of the released values; NaN where the denominator is 0."""
-        below = self.denominator.value
-        return self.numerator.value / below if below else math.nan
+        denominator = self.denominator.value
+        return self.numerator.value / denominator if denominator else math.nan
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return bounds that contain the true ratio with at least this probability; errors as ``ReleasedValue``'s.
@@ -296,24 +298,24 @@ class ReleasedRatio:
         Source: E. C. Fieller, "Some problems in interval estimation", J. R. Stat. Soc. B 16 (1954).
         """
         tail = float(_tail(confidence)) * (1 - 1e-12)
-        above, below = self.numerator, self.denominator
-        if below.value < 0:
-            above, below = -above, -below
+        numerator, denominator = self.numerator, self.denominator
+        if denominator.value < 0:
+            numerator, denominator = -numerator, -denominator
         # With T2 the true denominator, tests at the tail P(T1 <= r T2) + P(T2 <= 0) refuse every smaller r too, since
         # P(T1 <= r T2, T2 > 0) increases in r.
-        _check_resolved(below.noise, tail, confidence)
-        left = tail - below.noise_tail()
-        if left <= 0:
+        _check_resolved(denominator.noise, tail, confidence)
+        ratio_tail = tail - denominator.noise_tail()
+        if ratio_tail <= 0:
             return -math.inf, math.inf
 
         def refuses(r: float, sign: float) -> bool:
             """Return whether the true ratio is not r, nor beyond it on the side of the sign."""
-            return ((above - below * r) * -sign).noise_tail() <= left
+            return ((numerator - denominator * r) * -sign).noise_tail() <= ratio_tail
 
         low, high = (_last_refused(refuses, self.value, sign) for sign in (-1.0, 1.0))
         return math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
 
-    __repr__ = with_interval
+    __repr__ = interval_repr
 
 
 def _last_refused(refuses: Callable[[float, float], bool], start: float, sign: float) -> float:
@@ -343,19 +345,19 @@ class ReleasedQuantile:
 
     value: float
     _edges: np.ndarray
-    _above: tuple[ReleasedValue, ...]
+    _excesses: tuple[ReleasedValue, ...]
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return two edges between which the true quantile is with at least this probability."""
         tail = float(_tail(confidence)) * (1 - 1e-12)
-        lower, upper = 0, len(self._above)  # excess >= 0 of the next bin is: the quantile is at most its upper edge
-        while lower < len(self._above) and (-self._above[lower]).noise_tail() <= tail:
+        lower, upper = 0, len(self._excesses)  # An excess >= 0: the quantile is at most the bin's upper edge.
+        while lower < len(self._excesses) and (-self._excesses[lower]).noise_tail() <= tail:
             lower += 1
-        while upper > lower and self._above[upper - 1].noise_tail() <= tail:
+        while upper > lower and self._excesses[upper - 1].noise_tail() <= tail:
             upper -= 1
         return float(self._edges[lower]), float(self._edges[upper + 1])
 
-    __repr__ = with_interval
+    __repr__ = interval_repr
 
 
 def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -> ReleasedQuantile:
@@ -380,23 +382,26 @@ def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -
     ends = np.asarray(edges, np.float64)
     if ends.shape != (len(counts) + 1,) or not (np.diff(ends) > 0).all():
         raise ValueError(f"edges: must be {len(counts) + 1} increasing numbers, the ends of {len(counts)} bins")
-    *partial, total = accumulate(counts)
-    shares = np.cumsum([0.0, *(max(count.value, 0.0) for count in counts)])
-    share = p * shares[-1]
-    k = min(max(int(np.searchsorted(shares, share)), 1), len(counts))
-    fraction = (share - shares[k - 1]) / (shares[k] - shares[k - 1]) if shares[k] > shares[k - 1] else 0.5
+    *partial_sums, total = accumulate(counts)
+    cumulated = np.cumsum([0.0, *(max(count.value, 0.0) for count in counts)])
+    rank = p * cumulated[-1]
+    k = min(max(int(np.searchsorted(cumulated, rank)), 1), len(counts))
+    count = cumulated[k] - cumulated[k - 1]
+    fraction = (rank - cumulated[k - 1]) / count if count > 0 else 0.5
     value = float(ends[k - 1] + fraction * (ends[k] - ends[k - 1]))
-    return ReleasedQuantile(value, ends, tuple(sum_ - total * p for sum_ in partial))
+    return ReleasedQuantile(value, ends, tuple(partial_sum - total * p for partial_sum in partial_sums))
 
 
-def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
+def noise_table(source: object, lattice: float | None) -> tuple[NoiseTable, float | None]:
     """Return the table of additive noise, and the number of which true values are multiples, if it is known."""
-    certificate = source
-    if not isinstance(source, AdditiveCertificate):
+    if isinstance(source, AdditiveCertificate):
+        certificate = source
+    else:
         sampler = exact_sampler(source)
         if not isinstance(sampler, ExactNoise):
-            kind = type(source).__name__
-            raise TypeError(f"mechanism: {kind} is not additive noise; `estimate` is for local reports")
+            raise TypeError(
+                f"mechanism: {type(source).__name__} is not additive noise; `estimate` is for local reports"
+            )
         certificate = sampler.certificate
     if lattice is None:
         return certificate.table.finite, certificate.lattice
@@ -406,12 +411,12 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
 
 def _numbers(released: object, table: NoiseTable) -> tuple[np.ndarray, np.ndarray]:
     """Return the released numbers as float64, and bounds on their rounding errors."""
-    array = numbers_of("released", released)
+    array = as_numbers("released", released)
     y = array.astype(np.float64)
-    return y, rounding_of("released", y, table, single=array.dtype == np.float32)
+    return y, rounding_errors("released", y, table, single=array.dtype == np.float32)
 
 
-def rounding_of(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = False) -> np.ndarray:
+def rounding_errors(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = False) -> np.ndarray:
     """Return the rounding errors of floats against exact multiples of the cell; 0 where floats hold these.
 
     There, refuse numbers that are no multiples; the error names the first.
@@ -419,12 +424,12 @@ def rounding_of(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = F
     cell, digits = float(table.bin_width), 24 if single else 53
     is_exact = np.abs(y) < 2.0 ** (digits + table.grid_log2)
     with np.errstate(invalid="ignore"):
-        bad = ~np.isfinite(y) | (is_exact & (np.fmod(y, cell) != 0))
-    if bad.any():
-        index = np.unravel_index(int(bad.argmax()), bad.shape)
-        place = f"number {index[0] if len(index) == 1 else tuple(map(int, index))}" if index else "it"
+        is_impossible = ~np.isfinite(y) | (is_exact & (np.fmod(y, cell) != 0))
+    if is_impossible.any():
+        index = np.unravel_index(int(is_impossible.argmax()), y.shape)
+        number = f"number {index[0] if len(index) == 1 else tuple(map(int, index))}" if index else "it"
         raise ValueError(
-            f"{name}: {place} is {shortest(y[index])}, no multiple of {shortest(cell)}; this mechanism cannot have "
+            f"{name}: {number} is {shortest(y[index])}, no multiple of {shortest(cell)}; this mechanism cannot have "
             "made it (values that were rounded, or simulated, are not its own)"
         )
     return np.where(is_exact, 0.0, np.abs(y) * 2.0 ** (2 - digits))
@@ -496,19 +501,19 @@ class GridNoise:
         p = np.maximum(convolution(a.p, b.p), 0.0)
         # Every entry of a convolution by FFT is right to a few roundings of |a| |b| for each of log2 n steps.
         error = 16 * math.log2(2 * len(p)) * np.finfo(float).eps * float(np.linalg.norm(a.p) * np.linalg.norm(b.p))
-        below, above = np.cumsum(p), np.cumsum(p[::-1])
-        start, end = int(np.searchsorted(below, _TAIL)), len(p) - int(np.searchsorted(above, _TAIL))
+        start = int(np.searchsorted(np.cumsum(p), _TAIL))
+        end = len(p) - int(np.searchsorted(np.cumsum(p[::-1]), _TAIL))
         slack = a.slack + b.slack + len(p) * error + 2 * _TAIL
         return GridNoise(step, a.first + b.first + start, p[start:end], a.rounding + b.rounding, slack)
 
 
 @bounded_cache(1 << 27)
-def sum_of(table: NoiseTable, count: int) -> GridNoise:
+def repeated_sum(table: NoiseTable, count: int) -> GridNoise:
     """Return the sum of ``count`` independent draws from a table, in cells."""
     if count == 1:
         return GridNoise(1.0, table.first, table.weights / 2.0**table.bits)
-    half = sum_of(table, count // 2)
-    return half + (half if count % 2 == 0 else sum_of(table, count - count // 2))
+    half = repeated_sum(table, count // 2)
+    return half + (half if count % 2 == 0 else repeated_sum(table, count - count // 2))
 
 
 @dataclass(frozen=True, eq=False)
@@ -521,13 +526,13 @@ class CombinedNoise:
     slack: float  # a bound on the error of a tail probability
 
     @classmethod
-    def of(cls, noises: Sequence[GridNoise], rounding: float = 0.0) -> CombinedNoise:
+    def from_noises(cls, noises: Sequence[GridNoise], rounding: float = 0.0) -> CombinedNoise:
         """Return the sum of any number of independent noises, for a value with this rounding error of its own."""
-        left = list(noises) + [GridNoise(1.0, 0, np.ones(1))] * (2 - len(noises))
-        while len(left) > 2:
-            *left, second, first = sorted(left, key=lambda noise: -noise.width)
-            left.append(first + second)
-        a, b = sorted(left, key=lambda noise: (len(noise.p), -noise.width))
+        remaining = list(noises) + [GridNoise(1.0, 0, np.ones(1))] * (2 - len(noises))
+        while len(remaining) > 2:
+            *remaining, second, first = sorted(remaining, key=lambda noise: -noise.width)
+            remaining.append(first + second)
+        a, b = sorted(remaining, key=lambda noise: (len(noise.p), -noise.width))
         return cls(a, b, a.rounding + rounding + b.rounding, a.slack + b.slack)
 
     def mirrored(self) -> CombinedNoise:

@@ -30,18 +30,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
 
-    Data: TypeAlias = (
-        pd.DataFrame
-        | pl.DataFrame
-        | pa.Table
-        | pa.RecordBatchReader
-        | Mapping[str, Sequence[object] | np.ndarray]
-        | str
-        | os.PathLike[str]
-        | ray.data.Dataset
-        | Sequence["Data"]
-    )
-
+# What a session accepts.
+Data: TypeAlias = (
+    "pd.DataFrame | pl.DataFrame | pa.Table | pa.RecordBatchReader | Mapping[str, Sequence[object] | np.ndarray] | str"
+    " | os.PathLike[str] | ray.data.Dataset | Sequence[Data]"
+)
 T = TypeVar("T")
 
 BLOCK_ROWS = 1 << 18  # rows that are read at once; sums of up to 2^20 are exact in float64

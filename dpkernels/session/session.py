@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn, TypeAlias
 
 import numpy as np
 from jax import Array
@@ -31,6 +31,7 @@ from dpkernels.budgets.ledger import Ledger
 from dpkernels.decimals import rational, shortest
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.session import reports
+from dpkernels.session.blocks import Data
 from dpkernels.session.reports import Entry
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
@@ -50,9 +51,6 @@ from dpkernels.session.statistics import (
 from dpkernels.session.sums import rounded_down
 from dpkernels.session.tables import Table, make_table
 from dpkernels.staging import replaced
-
-if TYPE_CHECKING:
-    from dpkernels.session.blocks import Data
 
 Amount: TypeAlias = float | Fraction | Decimal  # a float is the decimal that it prints as
 _EPSILONS = 1e-3, 20.0  # of one release

@@ -11,15 +11,12 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from dpkernels.session.blocks import CHUNK_ROWS, Block, Source, as_source, data_changed_error
+from dpkernels.session.blocks import CHUNK_ROWS, Block, Data, Source, as_source, data_changed_error
 from dpkernels.session.cells import numbers, person_words, row_hashes
-
-if TYPE_CHECKING:
-    from dpkernels.session.blocks import Data
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.bounded_json import parse_json, read_text
-from dpkernels.estimation.counts import ReportError
+from dpkernels.estimation.counts import ReportError, as_numbers
 from dpkernels.exact.categorical.certificate import BlockCertificate, CategoryCertificate, SetCertificate
 from dpkernels.exact.categorical.prefixes import PrefixCertificate
 from dpkernels.exact.categorical.sampler import CategorySampler, category_sampler
@@ -89,9 +89,9 @@ class CategoryCounts:
             return NotImplemented
         if self.mechanism != other.mechanism:
             raise ValueError("counts: are of different mechanisms; their reports do not mean the same")
-        both = CategoryCounts(self.mechanism)
-        both.numbers, both.total = self.numbers + other.numbers, self.total + other.total
-        return both
+        combined = CategoryCounts(self.mechanism)
+        combined.numbers, combined.total = self.numbers + other.numbers, self.total + other.total
+        return combined
 
     @property
     def supports(self) -> np.ndarray:
@@ -105,23 +105,23 @@ class CategoryCounts:
         return float(self.certificate.probability), float(self.certificate.other_probability)
 
 
-def mechanism_of_sidecar(source: object, column: str | None) -> Categorical | None:
+def sidecar_mechanism(source: object, column: str | None) -> Categorical | None:
     """Return the mechanism of a column of categories in a sidecar, a path or its JSON; None for other columns.
 
     A ``CertificateError`` says that the integers of the sidecar are not those of the mechanism that it states.
     """
     if not isinstance(source, str | Path | Mapping):
         return None
-    form: Any = source
+    sidecar: Any = source
     if not isinstance(source, Mapping):
-        with suppress(ValueError):  # ``channel_of`` says what is wrong.
-            form = parse_json(read_text(Path(source)))
-    columns = form.get("columns") if isinstance(form, Mapping) else None
-    if not isinstance(columns, list) or not all(isinstance(one, Mapping) for one in columns):
+        with suppress(ValueError):  # ``as_channel`` says what is wrong.
+            sidecar = parse_json(read_text(Path(source)))
+    columns = sidecar.get("columns") if isinstance(sidecar, Mapping) else None
+    if not isinstance(columns, list) or not all(isinstance(entry, Mapping) for entry in columns):
         return None
     with suppress(ValueError):
-        columns = full_certificates(form)["columns"]
-    chosen = [one for one in columns if column is None or one.get("column") == column]
+        columns = full_certificates(sidecar)["columns"]
+    chosen = [entry for entry in columns if column is None or entry.get("column") == column]
     if len(chosen) != 1 or not isinstance(chosen[0].get("certificate"), Mapping):
         return None
     payload = dict(chosen[0]["certificate"])
@@ -153,22 +153,22 @@ def block_supports(mechanism: BlockResponse, numbers: np.ndarray) -> np.ndarray:
     if (total := int(numbers.sum())) >> _EXACT_BITS and (numbers >> _PART_BITS).any():
         high, low = numbers >> _PART_BITS, numbers & ((1 << _PART_BITS) - 1)
         return (block_supports(mechanism, high) << _PART_BITS) + block_supports(mechanism, low)
-    numbers_of = field(mechanism.blocks)
+    galois = field(mechanism.blocks)
     g, t = mechanism.blocks, mechanism.digits
-    coefficients = numbers_of.characters(numbers.reshape(mechanism.directions, g).astype(np.float64))
+    coefficients = galois.characters(numbers.reshape(mechanism.directions, g).astype(np.float64))
     vectors = mechanism.direction_vectors(np.arange(mechanism.directions))
     frequency = np.zeros((mechanism.directions, g - 1), np.int64)
-    factors, place = np.arange(1, g), 1
+    factors, power = np.arange(1, g), 1
     for _ in range(t):
-        frequency += numbers_of.frequencies[numbers_of.multiply((vectors % g)[:, None], factors)] * place
-        vectors, place = vectors // g, place * g
+        frequency += galois.frequencies[galois.multiply((vectors % g)[:, None], factors)] * power
+        vectors, power = vectors // g, power * g
     spectrum = np.empty(mechanism.points, complex)
     spectrum[0] = total
     spectrum[frequency] = coefficients[:, 1:]
-    axes = (numbers_of.r,) * (numbers_of.s * t)
-    found = np.fft.ifftn(spectrum.reshape(axes)).real.reshape(-1) * (mechanism.points // g)
-    supports = np.rint(found).astype(np.int64)
-    if np.abs(found - supports).max() > 0.25 or int(supports.sum()) != total * (mechanism.points // g):
+    axes = (galois.r,) * (galois.s * t)
+    inverse = np.fft.ifftn(spectrum.reshape(axes)).real.reshape(-1) * (mechanism.points // g)
+    supports = np.rint(inverse).astype(np.int64)
+    if np.abs(inverse - supports).max() > 0.25 or int(supports.sum()) != total * (mechanism.points // g):
         raise ArithmeticError(f"reports: {total} of them are too many for floating point to count exactly")
     return supports[: mechanism.categories]
 
@@ -213,7 +213,8 @@ def _counted_bits(rows: np.ndarray, categories: int) -> np.ndarray:
     total = np.zeros(categories, np.int64)
     for first in range(0, len(rows), _CHUNK):
         bits = np.unpackbits(rows[first : first + _CHUNK], axis=1, count=categories, bitorder="little")
-        sums = [np.add.reduce(bits[at : at + _BYTE], axis=0, dtype=np.uint8) for at in range(0, len(bits), _BYTE)]
+        starts = range(0, len(bits), _BYTE)
+        sums = [np.add.reduce(bits[start : start + _BYTE], axis=0, dtype=np.uint8) for start in starts]
         total += np.sum(sums, axis=0, dtype=np.int64)
     return total
 
@@ -225,7 +226,7 @@ def plain_reports(reports: object, mechanism: Categorical) -> np.ndarray:
     """
     if isinstance(mechanism, SubsetSelection) and mechanism.size > 1:
         rows, present = _set_bytes(reports, mechanism)
-        _refuse(
+        _check_possible(
             mechanism.are_sets(rows), present, f"is no set of {mechanism.size} of {mechanism.categories} categories"
         )
         return rows
@@ -237,7 +238,7 @@ def plain_reports(reports: object, mechanism: Categorical) -> np.ndarray:
         return codes[codes != MISSING]
     values, present = _integers(reports)
     most = mechanism.outcomes - 1
-    _refuse((values >= 0) & (values <= most), present, f"is no integer in 0..{most}")
+    _check_possible((values >= 0) & (values <= most), present, f"is no integer in 0..{most}")
     return values.astype(np.int64)
 
 
@@ -248,18 +249,15 @@ def _are_codes(reports: Any, mechanism: Categorical) -> bool:
     return is_array and labels is not None and isinstance(labels[0], str) and reports.dtype.kind in "iu"
 
 
-def _refuse(good: np.ndarray, present: np.ndarray | None, reason: str) -> None:
-    if not good.all():
-        row = int(good.argmin())
+def _check_possible(is_possible: np.ndarray, present: np.ndarray | None, reason: str) -> None:
+    if not is_possible.all():
+        row = int(is_possible.argmin())
         raise ReportError(row if present is None else int(present[row]), f"{reason}; the mechanism cannot have made it")
 
 
 def _integers(reports: object) -> tuple[np.ndarray, np.ndarray | None]:
-    found, present = containers.present_rows(reports)
-    try:
-        values = np.asarray(containers.unwrap(found)[0]).reshape(-1)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"reports: {str(error).removeprefix('x: ')}") from error
+    column, present = containers.present_rows(reports)
+    values = as_numbers("reports", column).reshape(-1)
     if values.dtype.kind not in "iu":
         raise TypeError(f"reports: hold {values.dtype}; integers are needed")
     return values, present
@@ -280,16 +278,14 @@ def _set_bytes(reports: Any, mechanism: Categorical) -> tuple[np.ndarray, np.nda
         return array, None
     values = [reports] if isinstance(reports, bytes | str) else containers.values_of(reports)
     present = [row for row, value in enumerate(values) if not is_missing_value(value)]
-    sets = b"".join(_bytes_of(row, values[row], width) for row in present)
+    sets = b"".join(_parse_set(row, values[row], width) for row in present)
     array = np.frombuffer(sets, np.uint8).reshape(-1, width)
     return array, None if len(present) == len(values) else np.array(present)
 
 
-def _bytes_of(row: int, value: object, width: int) -> bytes:
-    try:
-        found = bytes.fromhex(value) if isinstance(value, str) else value
-    except ValueError:
-        found = None
-    if not isinstance(found, bytes) or len(found) != width:
-        raise ReportError(row, f"is no set of {width} bytes; the mechanism cannot have made it")
-    return found
+def _parse_set(row: int, value: object, width: int) -> bytes:
+    with suppress(ValueError):
+        members = bytes.fromhex(value) if isinstance(value, str) else value
+        if isinstance(members, bytes) and len(members) == width:
+            return members
+    raise ReportError(row, f"is no set of {width} bytes; the mechanism cannot have made it")

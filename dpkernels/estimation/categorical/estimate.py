@@ -48,15 +48,15 @@ class CategoryNumbers:
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return (low, high), arrays of one interval for each category, of which each holds by itself."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        return self._around(*self._interval(confidence))
+        return self._including_values(*self._interval(confidence))
 
     def band(self, confidence: float = 0.95) -> Interval:
         """Return (low, high) that hold for all categories together, by Bonferroni's inequality and their sum."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         low, high = self._interval(1 - (1 - confidence) / len(self.value))
-        return self._around(*cut_by_sum(low, high, self._total))
+        return self._including_values(*cut_by_sum(low, high, self._total))
 
-    def _around(self, low: np.ndarray, high: np.ndarray) -> Interval:
+    def _including_values(self, low: np.ndarray, high: np.ndarray) -> Interval:
         return np.minimum(low, self.value), np.maximum(high, self.value)
 
 
@@ -186,33 +186,30 @@ class CategoryEstimate:
         """
         mechanism = self.mechanism
         if mechanism.kind != "set":
-            seen = np.flatnonzero(self.reports.numbers)
-            rows, times = seen.astype(mechanism.report_dtype), self.reports.numbers[seen].astype(float)
+            present = np.flatnonzero(self.reports.numbers)
+            rows, numbers = present.astype(mechanism.report_dtype), self.reports.numbers[present]
         elif reports is None:
             raise ValueError("reports: None; the likelihood of sets needs the reports themselves")
         else:
             rows, numbers = np.unique(plain_reports(reports, mechanism), axis=0, return_counts=True)
-            times = numbers.astype(float)
         if len(rows) * mechanism.categories > _MAX_ENTRIES:
             raise ValueError(
                 f"reports: {len(rows)} different ones of {mechanism.categories} categories are too many for the "
                 "likelihood; the estimates of counts and shares need no matrix"
             )
-        own, other = _likelihood_ratio(self.reports)
-        return _maximise(mechanism.supports(rows).astype(np.float32), times / times.sum(), own, other)
+        frequencies = numbers.astype(float) / numbers.sum()
+        ratio = float(self.reports.certificate.ratio)
+        return _maximise(mechanism.supports(rows).astype(np.float32), frequencies, ratio)
 
     def __repr__(self) -> str:
         first = self.mechanism.label(int(np.argmax(self._unbiased)))
         return f"CategoryEstimate({self.count:,} reports, {self.mechanism.categories:,} categories, most: {first!r})"
 
 
-def _likelihood_ratio(reports: CategoryCounts) -> tuple[float, float]:
-    """Return numbers proportional to the probability of a report given a category that it supports, or does not."""
-    return float(reports.certificate.ratio), 1.0
+def _maximise(supports: np.ndarray, weights: np.ndarray, ratio: float) -> CategoryLikelihood:
+    """Maximise sum_i w_i log(1 + (ratio - 1) (S theta)_i) over shares theta.
 
-
-def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: float) -> CategoryLikelihood:
-    """Maximise sum_i w_i log(other + (own - other) (S theta)_i) over shares theta.
+    The ratio is that of the probabilities of a report given a category that it supports, and another one.
 
     Each step of expectation maximisation is followed by an extrapolation (Varadhan & Roland 2008), which is kept where
     it raises the likelihood. By concavity the likelihood is below its maximum by at most max_y g_y - 1, with g its
@@ -221,10 +218,10 @@ def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: floa
     d = supports.shape[1]
 
     def gradient(theta: np.ndarray) -> tuple[np.ndarray, float]:
-        mixed = other + (own - other) * (supports @ theta.astype(np.float32)).astype(float)
+        mixed = 1.0 + (ratio - 1.0) * (supports @ theta.astype(np.float32)).astype(float)
         inverse = weights / mixed
-        back = (supports.T @ inverse.astype(np.float32)).astype(float)
-        return other * inverse.sum() + (own - other) * back, float(weights @ np.log(mixed))
+        supported = (supports.T @ inverse.astype(np.float32)).astype(float)
+        return inverse.sum() + (ratio - 1.0) * supported, float(weights @ np.log(mixed))
 
     theta = np.full(d, 1 / d)
     g, value = gradient(theta)
@@ -235,12 +232,12 @@ def _maximise(supports: np.ndarray, weights: np.ndarray, own: float, other: floa
         second = first * gradient(first)[0]
         r, v = first - theta, second - 2 * first + theta
         length = -np.sqrt((r @ r) / max(v @ v, 1e-300))
-        jumped = np.maximum(theta - 2 * length * r + length**2 * v, 1e-12 * second)
-        jumped /= jumped.sum()
-        g, raised = gradient(jumped)
-        theta = jumped
-        if raised < value:
+        theta = np.maximum(theta - 2 * length * r + length**2 * v, 1e-12 * second)
+        theta /= theta.sum()
+        g, extrapolated_value = gradient(theta)
+        if extrapolated_value < value:
             theta = second / second.sum()
-            g, raised = gradient(theta)
-        value = raised
+            g, value = gradient(theta)
+        else:
+            value = extrapolated_value
     raise ArithmeticError(f"likelihood: {_MAX_ITERATIONS} steps left a gap of {gap:.3g}; {_GAP_TOLERANCE} is needed")

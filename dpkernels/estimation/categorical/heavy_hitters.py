@@ -107,16 +107,16 @@ class PrefixResponse(PrefixPlan):
         prefixes = [self.prefixes(codes, level) for level in range(len(self.levels))]
         children = [host.fold_in(secret, 1 + level) for level in range(len(self.levels))]
         if self.split == "budget":
-            drawn = zip(self._samplers, prefixes, children, strict=True)
-            return {f"report_{1 + at}": released_reports(*arguments) for at, arguments in enumerate(drawn)}
+            by_level = enumerate(zip(self._samplers, prefixes, children, strict=True), 1)
+            return {f"report_{number}": released_reports(*arguments) for number, arguments in by_level}
         # The level of a person is independent of all values.
         words = stream_words(host.fold_in(secret, 0), _LEVEL_STREAM, 0, len(codes))
         level = arithmetic.product(words, len(self.levels))[0].astype(np.uint8)
         report = np.zeros(len(codes), self.levels[-1].report_dtype)
-        for at, sampler in enumerate(self._samplers):
-            rows = np.flatnonzero(level == at)
+        for index, sampler in enumerate(self._samplers):
+            rows = np.flatnonzero(level == index)
             if len(rows):
-                report[rows] = released_reports(sampler, prefixes[at][rows], children[at])
+                report[rows] = released_reports(sampler, prefixes[index][rows], children[index])
         return {"level": level, "report": report}
 
     def codes_of(self, x: object) -> np.ndarray:
@@ -141,15 +141,16 @@ class PrefixResponse(PrefixPlan):
         search = PrefixSearch(self, most)
         for column in columns:
             search = search.next(search.count(column))
-        return search.found(people, confidence)
+        return search.heavy_hitters(people, confidence)
 
     def _columns(self, reports: Any) -> tuple[list[np.ndarray], int]:
         """Return the reports of each level, and the number of people."""
         people_are_split = self.split == "people"
         if people_are_split and not (isinstance(reports, Mapping) or containers.is_table(reports)):
-            level, report = self.at_levels(_integers(reports, self.outcomes))
+            level, report = self.split_reports(_integers(reports, self.outcomes))
             reports = {"level": level, "report": report}
-        names = ["level", "report"] if people_are_split else [f"report_{1 + at}" for at in range(len(self.levels))]
+        numbers = range(1, len(self.levels) + 1)
+        names = ["level", "report"] if people_are_split else [f"report_{number}" for number in numbers]
         columns = []
         for name in names:
             if name not in (reports if isinstance(reports, Mapping) else containers.columns_of(reports)):
@@ -161,28 +162,28 @@ class PrefixResponse(PrefixPlan):
         if len({len(column) for column in columns}) > 1:
             raise ValueError("reports: the columns have different lengths")
         level = columns[0] if people_are_split else np.zeros(0, int)
-        rows = [np.flatnonzero(level == at) for at in range(len(self.levels))] if people_are_split else []
+        rows = [np.flatnonzero(level == index) for index in range(len(self.levels))] if people_are_split else []
         if people_are_split and sum(map(len, rows)) < len(level):
             row = int(((level < 0) | (level >= len(self.levels))).argmax())
             raise ReportError(row, f"is of level {level[row]}; the plan has 0 to {len(self.levels) - 1}")
-        chosen = [columns[1][own] for own in rows] if people_are_split else columns
-        for at, (mechanism, column) in enumerate(zip(self.levels, chosen, strict=True)):
-            good = (column >= 0) & (column < mechanism.outcomes)
-            if not good.all():
-                row = int(good.argmin())
-                raise ReportError(int(rows[at][row]) if rows else row, "is no report of this plan")
-        return [column.astype(np.int64) for column in chosen], len(columns[0])
+        by_level = [columns[1][level_rows] for level_rows in rows] if people_are_split else columns
+        for index, (mechanism, column) in enumerate(zip(self.levels, by_level, strict=True)):
+            is_possible = (column >= 0) & (column < mechanism.outcomes)
+            if not is_possible.all():
+                row = int(is_possible.argmin())
+                raise ReportError(int(rows[index][row]) if rows else row, "is no report of this plan")
+        return [column.astype(np.int64) for column in by_level], len(columns[0])
 
-    def at_levels(self, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split_reports(self, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the level of each person's report, 0..levels - 1, and the report of its mechanism, both int64."""
         level = np.searchsorted(np.array(self.offsets[1:-1], np.int64), reports, side="right")
         return level, reports - np.array(self.offsets)[level]
 
     def extensions(self, prefixes: np.ndarray, length: int, longer: int) -> np.ndarray:
         """Return all prefixes of a longer length, of values, that begin with prefixes of a length."""
-        for place in range(length, longer):
+        for digits in range(length, longer):
             children = (prefixes[:, None] * self.base + np.arange(self.base)).ravel()
-            if place and isinstance(self.alphabet, str):  # Nothing but the end follows the end.
+            if digits and isinstance(self.alphabet, str):  # Nothing but the end follows the end.
                 is_ended = np.repeat(prefixes % self.base == 0, self.base)
                 children = children[~is_ended | (children % self.base == 0)]
             prefixes = children
@@ -201,7 +202,7 @@ class PrefixSearch:
     plan: PrefixResponse
     most: int  # candidates that are kept of each level
     level: int = 0
-    kept: tuple[int, ...] = (0,)  # the prefixes of the level before
+    prefixes: tuple[int, ...] = (0,)  # that are kept of the level before
     supports: tuple[int, ...] = ()  # of them
     compared: int = 0  # how many candidates the level before had
     reports: int = 0  # and how many reports
@@ -210,7 +211,7 @@ class PrefixSearch:
     def candidates(self) -> np.ndarray:
         """Return the prefixes that are compared at this level, at most 2^20."""
         lengths = (0, *self.plan.lengths)
-        return self.plan.extensions(np.array(self.kept), lengths[self.level], lengths[self.level + 1])
+        return self.plan.extensions(np.array(self.prefixes), lengths[self.level], lengths[self.level + 1])
 
     def count(self, reports: np.ndarray) -> np.ndarray:
         """Return how many of a level's reports there are, and how many of them support each candidate, int64."""
@@ -224,36 +225,38 @@ class PrefixSearch:
             split = len(self.plan.levels)
             raise ValueError(f"reports: level {self.level} has none; there are too few people for {split} levels")
         order = np.argsort(-supports, kind="stable")[: self.most]
-        kept, own = tuple(self.candidates[order].tolist()), tuple(supports[order].tolist())
-        return PrefixSearch(self.plan, self.most, self.level + 1, kept, own, len(self.candidates), reports)
+        prefixes, supports = self.candidates[order].tolist(), supports[order].tolist()
+        return PrefixSearch(
+            self.plan, self.most, self.level + 1, tuple(prefixes), tuple(supports), len(self.candidates), reports
+        )
 
-    def found(self, people: int, confidence: float) -> HeavyHitters:
+    def heavy_hitters(self, people: int, confidence: float) -> HeavyHitters:
         """Return the values that are kept after the last level."""
         plan, supports, n = self.plan, np.array(self.supports), self.reports
         certificate: Any = plan._samplers[-1].certificate
         p, q = float(certificate.probability), float(certificate.other_probability)
-        each = 1 - (1 - confidence) / self.compared
+        confidence_each = 1 - (1 - confidence) / self.compared
         if plan.split == "people":
-            low, high = share_intervals(supports, n, (p, q), each)
+            low, high = share_intervals(supports, n, (p, q), confidence_each)
         else:
-            low, high = (end / n for end in count_intervals(supports, n, (p, q), each))
+            low, high = (end / n for end in count_intervals(supports, n, (p, q), confidence_each))
         about = "population" if plan.split == "people" else "people"
-        values = [plan.value(code) for code in self.kept]
+        values = [plan.value(code) for code in self.prefixes]
         return HeavyHitters(values, (supports / n - q) / (p - q), low, high, people, confidence, about)
 
 
 def _integers(reports: object, outcomes: int) -> np.ndarray:
     """Return a column of reports as int64, all of which are in 0..outcomes - 1."""
-    found, rows = containers.present_rows(reports)
+    column, rows = containers.present_rows(reports)
     if rows is not None:
         row = int(np.flatnonzero(containers.is_missing(reports))[0])
         raise ReportError(row, "is missing; leave such rows out")
-    values = np.asarray(containers.unwrap(found)[0]).reshape(-1)
+    values = np.asarray(containers.unwrap(column)[0]).reshape(-1)
     if values.dtype.kind not in "iu":
         raise TypeError(f"reports: hold {values.dtype}; integers are needed")
-    good = (values >= 0) & (values < outcomes)
-    if not good.all():
-        raise ReportError(int(good.argmin()), "is no report of this plan")
+    is_possible = (values >= 0) & (values < outcomes)
+    if not is_possible.all():
+        raise ReportError(int(is_possible.argmin()), "is no report of this plan")
     return values.astype(np.int64)
 
 
@@ -262,13 +265,13 @@ def _supports(mechanism: BlockResponse, reports: np.ndarray, candidates: np.ndar
     if mechanism.outcomes <= min(_TABULATED, len(reports)):  # Reports of few prefixes are counted by a transform.
         return block_supports(mechanism, np.bincount(reports, minlength=mechanism.outcomes))[candidates]
     g, t = mechanism.blocks, mechanism.digits
-    powers = np.array([g**at for at in range(t)])
+    powers = np.array([g**k for k in range(t)])
     dtype = np.float32 if (g - 1) ** 2 * t < _FLOAT32_INTEGERS else np.float64  # which hold the products exactly
     digits = (candidates[None, :] // powers[:, None] % g).astype(dtype)
     total = np.zeros(len(candidates), np.int64)
     size = max(1, _ENTRIES // len(candidates))
-    for at in range(0, len(reports), size):
-        directions, blocks = mechanism.split(reports[at : at + size])
+    for start in range(0, len(reports), size):
+        directions, blocks = mechanism.split(reports[start : start + size])
         vectors = (mechanism.direction_vectors(directions)[:, None] // powers % g).astype(dtype)
         products = vectors @ digits
         products -= g * np.floor(products / g)
@@ -325,22 +328,23 @@ def prefix_response(
     if base**length > MAX_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
     if lengths is None:
-        first = max((at for at in range(1, length + 1) if base**at <= _FIRST_PREFIXES), default=1)
-        step = max((at for at in range(1, length + 1) if base**at <= _STEP_EXTENSIONS), default=1)
-        chosen = (*range(first, length, step), length)
+        first = max((k for k in range(1, length + 1) if base**k <= _FIRST_PREFIXES), default=1)
+        step = max((k for k in range(1, length + 1) if base**k <= _STEP_EXTENSIONS), default=1)
+        level_lengths = (*range(first, length, step), length)
     else:
-        chosen = tuple(checks.integer_in("lengths", one, 1, length) for one in lengths)
-        if list(chosen) != sorted(set(chosen)) or chosen[-1:] != (length,):
+        level_lengths = tuple(checks.integer_in("lengths", level_length, 1, length) for level_length in lengths)
+        if list(level_lengths) != sorted(set(level_lengths)) or level_lengths[-1:] != (length,):
             raise ValueError(f"lengths: {lengths} must grow to {length}")
-    own = eps if split == "people" else eps / len(chosen)
-    while split == "budget" and len(chosen) * rational(own) > rational(eps):
-        own = math.nextafter(own, 0.0)
+    level_epsilon = eps if split == "people" else eps / len(level_lengths)
+    while split == "budget" and len(level_lengths) * rational(level_epsilon) > rational(eps):
+        level_epsilon = math.nextafter(level_epsilon, 0.0)
 
     def level(digits: int) -> BlockResponse:
-        blocks = best_blocks(own, base**digits, is_allowed=lambda g: prime_power(g) == (g, 1))
-        return block_response(own, base**digits, blocks)
+        blocks = best_blocks(level_epsilon, base**digits, is_allowed=lambda g: prime_power(g) == (g, 1))
+        return block_response(level_epsilon, base**digits, blocks)
 
-    plan = PrefixResponse(eps, length, alphabet, chosen, split, tuple(map(level, chosen)), None, longer)
+    levels = tuple(map(level, level_lengths))
+    plan = PrefixResponse(eps, length, alphabet, level_lengths, split, levels, None, longer)
     if other is None:
         return plan
     is_text = isinstance(alphabet, str)

@@ -24,8 +24,9 @@ _MAX_TERMS = 1 << 22  # evaluated at once
 def tail(c: np.ndarray, m: np.ndarray, n: int, p: float, q: float, *, upper: bool) -> np.ndarray:
     """Return P(C >= c), or with ``upper=False`` P(C <= c), of C = Bin(m, p) + Bin(n - m, q), for arrays c and m."""
     size = max(1, _MAX_TERMS // _grid_size())
-    parts = [_tail(c[at : at + size], m[at : at + size], n, p, q, upper) for at in range(0, len(c), size)]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    starts = range(0, len(c), size)
+    tails = [_tail(c[start : start + size], m[start : start + size], n, p, q, upper) for start in starts]
+    return np.concatenate([np.zeros(0), *tails])
 
 
 def _grid_size() -> int:
@@ -36,28 +37,28 @@ def _tail(c: np.ndarray, m: np.ndarray, n: int, p: float, q: float, upper: bool)
     # The sum is over the binomial with the smaller variance, since its terms are fewer.
     c, m = c.astype(float)[:, None], m.astype(float)[:, None]
     swap = m * p * (1 - p) > (n - m) * q * (1 - q)
-    first, rate = np.where(swap, n - m, m), np.where(swap, q, p)
-    rest, other = n - first, np.where(swap, p, q)
-    spread = np.sqrt(first * rate * (1 - rate))
+    first, first_rate = np.where(swap, n - m, m), np.where(swap, q, p)
+    second, second_rate = n - first, np.where(swap, p, q)
+    spread = np.sqrt(first * first_rate * (1 - first_rate))
     step = np.maximum(1.0, np.floor(spread / _TERMS_PER_DEVIATION))
     half = _grid_size() // 2
-    j = np.rint(first * rate) + step * np.arange(-half, half)
-    inside = (j >= 0) & (j <= first)
-    at = np.where(inside, j, 0.0)
+    j = np.rint(first * first_rate) + step * np.arange(-half, half)
+    is_outcome = (j >= 0) & (j <= first)
+    j = np.where(is_outcome, j, 0.0)
     log_mass = (
-        -special.betaln(at + 1, first - at + 1)
+        -special.betaln(j + 1, first - j + 1)
         - np.log1p(first)
-        + special.xlogy(at, rate)
-        + special.xlog1py(first - at, -rate)
+        + special.xlogy(j, first_rate)
+        + special.xlog1py(first - j, -first_rate)
     )
-    mass = np.where(inside, np.exp(log_mass), 0.0)
+    mass = np.where(is_outcome, np.exp(log_mass), 0.0)
     mass /= mass.sum(1, keepdims=True)
-    s = c - at if upper else c - at + 1  # P(B >= s), or its complement.
-    free = np.clip(s, 1.0, np.maximum(rest, 1.0))
-    at_least = special.betainc if upper else special.betaincc
-    middle = at_least(free, rest - free + 1, other)
+    s = c - j if upper else c - j + 1  # P(B >= s), or its complement.
+    successes = np.clip(s, 1.0, np.maximum(second, 1.0))
+    survival = special.betainc if upper else special.betaincc
+    inner = survival(successes, second - successes + 1, second_rate)
     low, high = (1.0, 0.0) if upper else (0.0, 1.0)
-    return (mass * np.where(s <= 0, low, np.where(s > rest, high, middle))).sum(1)
+    return (mass * np.where(s <= 0, low, np.where(s > second, high, inner))).sum(1)
 
 
 def count_intervals(
@@ -66,27 +67,27 @@ def count_intervals(
     """Return the smallest and the largest number of people, int64, that each number of supports is compatible with."""
     p, q = probabilities
     risk = (1 - confidence) / 2
-    values, places = np.unique(supports, return_inverse=True)
+    values, indices = np.unique(supports, return_inverse=True)
     c = values.astype(float)
     estimate = np.clip((c - n * q) / (p - q), 0.0, n)
     spread = np.sqrt(estimate * p * (1 - p) + (n - estimate) * q * (1 - q)) / (p - q)
     reach = -float(special.ndtri(risk)) * spread + 1
 
-    def is_low_enough(m: np.ndarray, at: np.ndarray) -> np.ndarray:
-        return tail(c[at], m, n, p, q, upper=False)
+    def lower_tail(m: np.ndarray, which: np.ndarray) -> np.ndarray:
+        return tail(c[which], m, n, p, q, upper=False)
 
-    def is_high_enough(m: np.ndarray, at: np.ndarray) -> np.ndarray:
-        return tail(c[at], n - m, n, p, q, upper=True)
+    def upper_tail(others: np.ndarray, which: np.ndarray) -> np.ndarray:
+        return tail(c[which], n - others, n, p, q, upper=True)
 
     # Both tails fall in their argument; the largest argument at which it exceeds the risk is the end.
-    high = _last_above(is_low_enough, estimate + reach, n, risk, spread)
-    low = n - _last_above(is_high_enough, n - (estimate - reach), n, risk, spread)
-    return low[places], high[places]
+    high = _last_above(lower_tail, estimate + reach, n, risk, spread)
+    low = n - _last_above(upper_tail, n - (estimate - reach), n, risk, spread)
+    return low[indices], high[indices]
 
 
 def _last_above(
-    tail_at: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    guess: np.ndarray,
+    tail_probability: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    initial_guess: np.ndarray,
     n: int,
     risk: float,
     spread: np.ndarray,
@@ -95,21 +96,22 @@ def _last_above(
 
     Steps are Newton's in the normal quantile of the tail, which is nearly linear, and halve the bracket if they fail.
     """
-    low, high = np.zeros(len(guess)), np.full(len(guess), n + 1.0)  # The tail is taken to exceed the risk at 0.
-    target, turn = float(special.ndtri(risk)), 0
-    at = np.arange(len(guess))
-    m = np.clip(np.rint(guess), 1.0, n)
-    while len(at):
-        found = tail_at(m, at)
-        is_above = found > risk
-        low[at], high[at] = np.where(is_above, m, low[at]), np.where(is_above, high[at], m)
-        step = (special.ndtri(np.clip(found, 1e-300, 1 - 1e-16)) - target) * spread[at]
-        turn += 1
-        following = np.floor(m + step) if turn % 8 else np.floor((low[at] + high[at]) / 2)
-        following = np.where(following == m, np.where(is_above, m + 1, m - 1), following)
-        m = np.clip(following, low[at] + 1, high[at] - 1)
-        left = high[at] - low[at] > 1
-        at, m = at[left], m[left]
+    size = len(initial_guess)
+    low, high = np.zeros(size), np.full(size, n + 1.0)  # The tail is taken to exceed the risk at 0.
+    target, iteration = float(special.ndtri(risk)), 0
+    active = np.arange(size)
+    m = np.clip(np.rint(initial_guess), 1.0, n)
+    while len(active):
+        tails = tail_probability(m, active)
+        is_above = tails > risk
+        low[active], high[active] = np.where(is_above, m, low[active]), np.where(is_above, high[active], m)
+        step = (special.ndtri(np.clip(tails, 1e-300, 1 - 1e-16)) - target) * spread[active]
+        iteration += 1
+        candidate = np.floor(m + step) if iteration % 8 else np.floor((low[active] + high[active]) / 2)
+        candidate = np.where(candidate == m, np.where(is_above, m + 1, m - 1), candidate)
+        m = np.clip(candidate, low[active] + 1, high[active] - 1)
+        is_open = high[active] - low[active] > 1
+        active, m = active[is_open], m[is_open]
     return low.astype(np.int64)
 
 

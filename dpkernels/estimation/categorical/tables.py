@@ -54,7 +54,7 @@ def two_way_table(
         ValueError: the columns have different lengths or missing reports, or hold an impossible report.
         TypeError: a mechanism is not for categories.
     """
-    samplers = [exact_sampler(one) for one in (first_mechanism, second_mechanism)]
+    samplers = [exact_sampler(mechanism) for mechanism in (first_mechanism, second_mechanism)]
     for name, sampler in zip(("first_mechanism", "second_mechanism"), samplers, strict=True):
         if not isinstance(sampler, CategorySampler):
             raise TypeError(f"{name}: {type(sampler).__name__} is not for categories")
@@ -68,39 +68,41 @@ def two_way_table(
     n = len(first)
     if n != len(second) or n < 2:
         raise ValueError(f"reports: {n} in the first column, {len(second)} in the second; two or more pairs are needed")
-    own = [sampler.mechanism for sampler in samplers]
-    joint = _joint_supports(first, own[0], second, own[1]) / n
+    mechanisms = [sampler.mechanism for sampler in samplers]
+    joint = _joint_supports(first, mechanisms[0], second, mechanisms[1]) / n
     (p, q), (r, s) = (
-        (float(one.certificate.probability), float(one.certificate.other_probability)) for one in samplers
+        (float(sampler.certificate.probability), float(sampler.certificate.other_probability)) for sampler in samplers
     )
-    rows, columns = (_supports(reports, one) / n for reports, one in zip((first, second), own, strict=True))
+    rows, columns = (
+        CategoryCounts(mechanism).add(reports).supports / n
+        for mechanism, reports in zip(mechanisms, (first, second), strict=True)
+    )
 
     # The mean of a_y(report) b_z(report), each of which has two values: outside, and inside the set.
     def mean(a: tuple[float, float], b: tuple[float, float]) -> np.ndarray:
         (out_a, in_a), (out_b, in_b) = a, b
-        either = (in_a - out_a) * out_b * rows[:, None] + out_a * (in_b - out_b) * columns
-        return out_a * out_b + either + (in_a - out_a) * (in_b - out_b) * joint
+        margins = (in_a - out_a) * out_b * rows[:, None] + out_a * (in_b - out_b) * columns
+        return out_a * out_b + margins + (in_a - out_a) * (in_b - out_b) * joint
 
     a, b = (-q / (p - q), (1 - q) / (p - q)), (-s / (r - s), (1 - s) / (r - s))
     shares = mean(a, b)
     squares = mean((a[0] ** 2, a[1] ** 2), (b[0] ** 2, b[1] ** 2))
     error = np.sqrt(np.maximum(squares - shares**2, 0.0) / (n - 1))
     nearest = nearest_in_simplex(shares.ravel(), 1.0).reshape(shares.shape)
-    names = [list(one.labels or range(one.categories)) for one in own]
+    names = [list(mechanism.labels or range(mechanism.categories)) for mechanism in mechanisms]
     return TwoWayTable(n * nearest, n * shares, n * error, names[0], names[1], n)
 
 
-def _supports(reports: np.ndarray, mechanism: Categorical) -> np.ndarray:
-    return CategoryCounts(mechanism).add(reports).supports
-
-
-def _joint_supports(first: np.ndarray, own: Categorical, second: np.ndarray, other: Categorical) -> np.ndarray:
+def _joint_supports(
+    first: np.ndarray, first_mechanism: Categorical, second: np.ndarray, second_mechanism: Categorical
+) -> np.ndarray:
     """Return (d1, d2) how many pairs of reports support both categories."""
-    total = np.zeros((own.categories, other.categories))
-    size = max(1, _CHUNK // (own.categories + other.categories))
-    for at in range(0, len(first), size):
-        left, right = own.supports(first[at : at + size]), other.supports(second[at : at + size])
-        total += left.T.astype(np.float32) @ right.astype(np.float32)
+    total = np.zeros((first_mechanism.categories, second_mechanism.categories))
+    size = max(1, _CHUNK // sum(total.shape))
+    for start in range(0, len(first), size):
+        first_supports = first_mechanism.supports(first[start : start + size]).astype(np.float32)
+        second_supports = second_mechanism.supports(second[start : start + size]).astype(np.float32)
+        total += first_supports.T @ second_supports
     return total
 
 
@@ -137,14 +139,13 @@ def equality_test(first: CategoryEstimate, second: CategoryEstimate) -> Equality
     p, q = first.reports.probabilities
     shares = nearest_in_simplex((pooled - q) / (p - q), 1.0)
     k = getattr(mechanism, "size", 1)
-    # P(y and z are in the set | x), without x among them, and with x = y.
-    neither = ((1 - p) * k * (k - 1) + p * (k - 1) * (k - 2)) / max((d - 1) * (d - 2), 1)
-    one = p * (k - 1) / (d - 1)
-    pair = neither + (one - neither) * (shares[:, None] + shares)
+    # P(y and z are in the set | x), where x is neither of them, and where x = y.
+    pair_without_x = ((1 - p) * k * (k - 1) + p * (k - 1) * (k - 2)) / max((d - 1) * (d - 2), 1)
+    pair_with_x = p * (k - 1) / (d - 1)
+    pair = pair_without_x + (pair_with_x - pair_without_x) * (shares[:, None] + shares)
     expected = q + (p - q) * shares
     np.fill_diagonal(pair, expected)
     covariance = (pair - np.outer(expected, expected)) * (1 / n + 1 / m)
     # The supports add up to k in every report, so one of them is left out.
-    inner = np.linalg.solve(covariance[:-1, :-1], difference[:-1])
-    statistic = float(difference[:-1] @ inner)
+    statistic = float(difference[:-1] @ np.linalg.solve(covariance[:-1, :-1], difference[:-1]))
     return EqualityTest(statistic, d - 1, float(special.chdtrc(d - 1, statistic)))

@@ -15,10 +15,10 @@ from scipy import optimize, stats
 import dpkernels as dpk
 from dpkernels.cli import main
 from dpkernels.decimals import format_number
-from dpkernels.estimation.channel import TableChannel, channel_of
+from dpkernels.estimation.channel import TableChannel, as_channel
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.estimate import save_plots
-from dpkernels.estimation.likelihood import ProfileLikelihood, evaluate_fit, most_likely, smoothed
+from dpkernels.estimation.likelihood import ProfileLikelihood, ems_shares, evaluate_fit, maximum_likelihood
 from dpkernels.estimation.models import LADDER, ReportModels, basis, grid_points
 from dpkernels.estimation.pictures import draw_intervals, draw_open_intervals
 from dpkernels.exact.bounded.windows import WindowCertificate
@@ -37,11 +37,11 @@ NOISES = {
 @functools.cache
 def channel(name):
     if name in NOISES:
-        return channel_of(NOISES[name], bounds=(-1.0, 3.0))
+        return as_channel(NOISES[name], bounds=(-1.0, 3.0))
     if name in ("optimal", "central"):
         made = dpk.optimal(**BUDGET) if name == "optimal" else dpk.central_piecewise(**BUDGET, sensitivity=1.0)
-        return channel_of(made)
-    return channel_of(exact(name, 1.0))
+        return as_channel(made)
+    return as_channel(exact(name, 1.0))
 
 
 @functools.cache
@@ -169,7 +169,7 @@ def test_the_likelihood_is_that_of_exact_optimisation(seed):
     """SLSQP's, and no random distribution is better by more than the gap."""
     B, counts = small_problem(seed)
     p = counts / counts.sum()
-    fit = most_likely(B, counts)
+    fit = maximum_likelihood(B, counts)
     assert 0 <= fit.gap + 1e-15 <= 1e-6
     assert fit.shares.min() >= 0
     assert fit.shares.sum() == pytest.approx(1, abs=1e-12)
@@ -190,7 +190,7 @@ def test_the_likelihood_is_that_of_exact_optimisation(seed):
 def test_the_gap_bounds_what_is_missing():
     """Of any shares at all, and a planted error is seen by it."""
     B, counts = small_problem(7)
-    best = most_likely(B, counts)
+    best = maximum_likelihood(B, counts)
     for shares in np.random.default_rng(2).dirichlet(np.ones(5), 50):
         found = evaluate_fit(B, counts, shares)
         assert best.log_likelihood - found.log_likelihood <= found.gap + 1e-12
@@ -204,7 +204,7 @@ def test_expectation_maximisation_gets_there_too():
     p, theta = counts / counts.sum(), np.full(5, 0.2)
     for _ in range(20_000):
         theta = theta * (B.T @ (p / (B @ theta)))
-    fit = most_likely(B, counts)
+    fit = maximum_likelihood(B, counts)
     assert p @ np.log(B @ theta) == pytest.approx(fit.log_likelihood, abs=1e-8)
     assert np.abs(theta - fit.shares).max() < 1e-3
 
@@ -214,9 +214,9 @@ def test_impossible_reports_have_no_likelihood():
     B[0] = 0
     counts[0] = 1
     with pytest.raises(ValueError, match="impossible"):
-        most_likely(B, counts)
+        maximum_likelihood(B, counts)
     with pytest.raises(ValueError, match="there are none"):
-        most_likely(B, np.zeros(12, int))
+        maximum_likelihood(B, np.zeros(12, int))
 
 
 def test_a_few_reports_far_from_the_others_do_not_stop_the_fit() -> None:
@@ -230,7 +230,7 @@ def test_a_few_reports_far_from_the_others_do_not_stop_the_fit() -> None:
         reports = B @ rng.dirichlet(np.full(d, 0.05))
         counts = rng.multinomial(rng.integers(100, 10_000), reports / reports.sum())
         np.add.at(counts, rng.integers(0, m, 3), 1)
-        fit = most_likely(B, counts)
+        fit = maximum_likelihood(B, counts)
         assert evaluate_fit(B, counts, fit.shares).gap <= 1e-6
 
 
@@ -239,7 +239,7 @@ def test_smoothed_shares_are_a_fixed_point():
     made = channel("piecewise")
     B = made.matrix(np.linspace(made.lower, made.upper, 33), all_codes(made))
     counts = np.random.default_rng(0).multinomial(100_000, B @ np.full(32, 1 / 32))
-    theta = smoothed(B, counts, 32)
+    theta = ems_shares(B, counts, 32)
     step = theta * (B.T @ (counts / counts.sum() / (B @ theta)))
     step = np.convolve(np.pad(step, 1, mode="edge"), [0.25, 0.5, 0.25], mode="valid")
     assert np.abs(step - theta).sum() < 2e-5
@@ -266,7 +266,7 @@ def expected(made, shares, total=10**6):
 
 
 def test_a_smooth_distribution_needs_few_splines_and_a_rough_one_many():
-    made = channel_of(AGES)
+    made = as_channel(AGES)
     models = ReportModels(made, 256, (), None)
     smooth, rough = np.diff(stats.beta.cdf(np.linspace(0, 1, 257), 3, 4)), np.zeros(256)
     rough[[40, 100]] = 0.5
@@ -279,7 +279,7 @@ def test_a_smooth_distribution_needs_few_splines_and_a_rough_one_many():
 def counted(mechanism, places, masses, n, seed=0):
     """Counts of reports of inputs with these masses, drawn from the mechanism's own table."""
     counts = Counts(mechanism)
-    q = counts.channel.at(np.asarray(places, float), all_codes(counts.channel)) @ np.asarray(masses)
+    q = counts.channel.probabilities(np.asarray(places, float), all_codes(counts.channel)) @ np.asarray(masses)
     counts.numbers = np.random.default_rng(seed).multinomial(n, q / q.sum())
     return counts
 
@@ -288,14 +288,14 @@ def counted(mechanism, places, masses, n, seed=0):
 @pytest.mark.parametrize("name", CHANNELS)
 def test_between_its_places_a_channel_is_linear_and_bins_average_it(name):
     made = channel(name)
-    at, inner = made.places, made.places[:-1] + 0.3 * np.diff(made.places)
+    at, inner = made.knots, made.knots[:-1] + 0.3 * np.diff(made.knots)
     if name == "discrete":
         assert made.lattice == 1
         return
     groups = np.unique(np.linspace(0, len(made.written), 256, endpoint=False).astype(int))
-    B = made.at(at, groups)
+    B = made.probabilities(at, groups)
     assert np.abs(B.sum(axis=0) - 1).max() < 1e-12
-    assert np.abs(made.at(inner, groups) - (0.7 * B[:, :-1] + 0.3 * B[:, 1:])).max() < 2e-3 * B.max()
+    assert np.abs(made.probabilities(inner, groups) - (0.7 * B[:, :-1] + 0.3 * B[:, 1:])).max() < 2e-3 * B.max()
     assert np.abs(made.matrix(at, groups) - (B[:, :-1] + B[:, 1:]) / 2).max() < 2e-3 * B.max()
 
 
@@ -325,7 +325,7 @@ def test_an_estimate_is_pickled_with_the_intervals_that_it_has_found():
 
 
 def test_integrals_of_noise_sum_its_table_once(monkeypatch):
-    made = channel_of(dpk.laplace(epsilon=1.0), bounds=(0.0, 10.0))
+    made = as_channel(dpk.laplace(epsilon=1.0), bounds=(0.0, 10.0))
     edges, groups = np.linspace(0, 10, 30), np.arange(0, len(made.written), 100)
     expected = made.matrix(edges, groups)
     monkeypatch.setattr("dpkernels.estimation.channel.np.cumsum", None)
@@ -345,9 +345,11 @@ def test_a_constant_column_is_one_place(place):
 @pytest.mark.parametrize("place", [0.0, 50.0])
 def test_reports_that_only_other_values_make_have_no_information(place):
     """Noise on a wide interval: many reports are impossible, or nearly so, given the values that were estimated."""
-    made = channel_of(dpk.laplace(epsilon=1.0, sensitivity=1.0), bounds=(0.0, 100.0))
+    made = as_channel(dpk.laplace(epsilon=1.0, sensitivity=1.0), bounds=(0.0, 100.0))
     counts = Counts(made)
-    counts.numbers += np.random.default_rng(0).multinomial(3000, made.at(np.array([place]), all_codes(made))[:, 0])
+    counts.numbers += np.random.default_rng(0).multinomial(
+        3000, made.probabilities(np.array([place]), all_codes(made))[:, 0]
+    )
     e = dpk.estimate(counts)
     low, high = e.quantile(0.5).interval()
     assert low <= place <= high < low + 5
@@ -385,7 +387,9 @@ def test_whole_numbers_stay_whole():
 
 def test_noise_on_integers_has_integers_behind_it():
     counts = Counts(NOISES["discrete"], bounds=(-1.0, 3.0))
-    counts.numbers += np.round(1e5 * counts.channel.at(np.array([2.0]), all_codes(counts.channel))[:, 0]).astype(int)
+    counts.numbers += np.round(
+        1e5 * counts.channel.probabilities(np.array([2.0]), all_codes(counts.channel))[:, 0]
+    ).astype(int)
     e = dpk.estimate(counts)
     assert (e.distribution.places == [-1, 0, 1, 2, 3]).all()
     assert e.quantile(0.5).value == 2
@@ -395,7 +399,7 @@ def test_noise_on_integers_has_integers_behind_it():
 def test_profile_intervals_are_those_of_constrained_optimisation(seed):
     """The largest c'theta that loses at most z^2/2 of the log-likelihood, by SLSQP, of many reports."""
     B, counts = small_problem(seed, m=12, d=5, n=10**6)
-    fit, c = most_likely(B, counts), np.array([1.0, 1.0, 0.0, 0.0, 0.0])
+    fit, c = maximum_likelihood(B, counts), np.array([1.0, 1.0, 0.0, 0.0, 0.0])
     profile, p, top = ProfileLikelihood(B, counts, fit.shares), counts / counts.sum(), fit.log_likelihood
     for sign, confidence in itertools.product((1, -1), (0.5, 0.95)):
         room = stats.chi2.ppf(confidence, 1) / 2 / counts.sum()
@@ -490,7 +494,7 @@ COARSE = {
 def test_what_rounding_has_made_equal_is_in_the_intervals(name, at):
     """Rounding moves means of reports, and adds to their spread; of 10^12 reports chance plays no part."""
     mechanism, bounds, decimals = COARSE[name]
-    counts, (low, high) = at_one_bin(channel_of(mechanism, bounds=bounds, decimals=decimals), at)
+    counts, (low, high) = at_one_bin(as_channel(mechanism, bounds=bounds, decimals=decimals), at)
     e, mean, variance = dpk.estimate(counts), (low + high) / 2, (high - low) ** 2 / 12
     for moment, truth in ((e.mean, mean), (e.variance, variance)):
         assert moment.bias_bound > 0
@@ -505,7 +509,7 @@ def test_a_variance_is_the_mean_over_pairs_of_reports(n):
     """(g_i + g_j)/2 - y_i y_j has the inputs' variance as its mean, of any two reports: also of few, without bias."""
     made = dpk.piecewise(epsilon=10.0, lower=-1.0, upper=3.0)
     reports = dpk.perturb(np.linspace(-0.9, 2.9, n), made, key=KEY)
-    source = channel_of(made)
+    source = as_channel(made)
     at = np.abs(source.written - reports[:, None]).argmin(axis=1)
     g, y = source.squares[0][at], source.values[at] - source.middle
     pairs = [(g[i] + g[j]) / 2 - y[i] * y[j] for i, j in itertools.combinations(range(n), 2)]
@@ -517,7 +521,7 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
     """value -+ (t s/sqrt(n) + bias_bound), cut at the ends of what there can be."""
     reports = dpk.perturb(np.linspace(10.0, 110.0, 100), AGES, key=KEY)
     reports = reports if decimals is None else reports.round(decimals)
-    e, source = dpk.estimate(reports, AGES, decimals=decimals), channel_of(AGES, decimals=decimals)
+    e, source = dpk.estimate(reports, AGES, decimals=decimals), as_channel(AGES, decimals=decimals)
     at = np.abs(source.written - reports[:, None]).argmin(axis=1)
     y, g = source.values[at], source.squares[0][at]
     assert e.mean.error == pytest.approx(stats.sem(y), rel=1e-9)
@@ -528,7 +532,8 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
     mean = (n * y.mean() + 4 * source.middle) / (n + 4)
     away = source.values - source.middle
     y_noise, g_noise = (
-        source.noise(mean, weights) for weights in (away, source.squares[0] - 2 * (mean - source.middle) * away)
+        source.noise_variances(mean, weights)
+        for weights in (away, source.squares[0] - 2 * (mean - source.middle) * away)
     )
     pooled = [
         max(((n - 1) * values.var(ddof=1) + 4 * known) / (n + 3), least)
@@ -549,7 +554,7 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
     assert 0 < low < high < 120, "the ends cut every interval"
 
 
-def bernstein_half(table, weights, n, confidence):
+def bernstein_half_width(table, weights, n, confidence):
     """The t at which 2 exp(-n t^2/(2 V + 2 M t/3)) is 1 - confidence, V and M by all rows, and half-way between."""
     rows = np.stack([table.row(s) for s in range(table.shifts + 1)]) / float(table.total)
     rows = np.concatenate([rows, (rows[1:] + rows[:-1]) / 2])
@@ -565,20 +570,20 @@ def bernstein_half(table, weights, n, confidence):
 def test_bernsteins_intervals_solve_their_equation(name, confidence):
     """Of a mean; of a variance those of both averages that it is made of, each with half the risk (a union bound)."""
     table = small_table(name, 1.0)
-    made = channel_of(WindowCertificate.of(table, 1.0))
+    made = as_channel(WindowCertificate.of(table, 1.0))
     counts, n = Counts(made), 40_000
     of_all = np.mean([table.row(s) for s in range(table.shifts + 1)], axis=0) / float(table.total)
     counts.numbers += np.random.default_rng(1).multinomial(n, of_all)
     e, y = dpk.estimate(counts), made.values - made.middle
     low, high = e.mean.bernstein(confidence)
-    half = bernstein_half(table, y, n, confidence)
+    half = bernstein_half_width(table, y, n, confidence)
     assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
     assert (high + low) / 2 == pytest.approx(e.mean.value, abs=1e-6 * half)
     if name == "duchi":
         return
     (g, bias_bound), p = made.squares, counts.numbers / n
     assert bias_bound == 0
-    half, of_squares = (bernstein_half(table, part, n, (1 + confidence) / 2) for part in (y, g))
+    half, of_squares = (bernstein_half_width(table, part, n, (1 + confidence) / 2) for part in (y, g))
     far, near = abs(p @ y) + half, max(abs(p @ y) - half, 0.0)
     low, high = e.variance.bernstein(confidence)
     assert low == pytest.approx(max(p @ g - of_squares - far**2, 0.0), rel=2e-3)
@@ -591,7 +596,7 @@ def test_far_from_zero_bernsteins_interval_is_as_wide(name):
     """Squares of 10^9 have no digits left for a variance of 1."""
     make, halves = getattr(dpk, name), []
     for lower in (0.0, 1e9):
-        counts, _ = at_one_bin(channel_of(make(epsilon=1.0, lower=lower, upper=lower + 1.0)), total=10**4)
+        counts, _ = at_one_bin(as_channel(make(epsilon=1.0, lower=lower, upper=lower + 1.0)), total=10**4)
         low, high = dpk.estimate(counts).mean._bernstein(0.95)
         halves.append((high - low) / 2)
     assert halves[1] == pytest.approx(halves[0], rel=1e-4)
@@ -608,7 +613,7 @@ def test_an_estimate_is_of_what_had_been_counted():
 
 def test_one_report_is_shown_and_tells_no_quantile():
     """Few reports put the estimate at an end, where no resampled cdf differs."""
-    written = channel_of(AGES).written
+    written = as_channel(AGES).written
     for n in (1, 5):
         for report in (written[0], written[len(written) // 2]):
             e = dpk.estimate(np.repeat(report, n), AGES)
@@ -918,7 +923,7 @@ def test_a_picture_has_bins_that_the_reports_resolve():
 
 def test_a_mean_is_in_the_inputs_interval_and_in_its_own():
     """All reports are the largest that there is, far beyond the inputs' interval."""
-    written = channel_of(AGES).written
+    written = as_channel(AGES).written
     for report, end in ((written[-1], 120.0), (written[0], 0.0)):
         e = dpk.estimate(np.repeat(report, 100), AGES)
         assert e.mean.value == end
@@ -932,7 +937,7 @@ def test_a_mean_is_in_the_inputs_interval_and_in_its_own():
 def test_too_few_reports_are_an_answer():
     """The mean needs as many as make the worst interval no wider than the inputs' own: n = (1.96 s / 60)^2."""
     needed = (1.96 / 60) ** 2 * AGES.worst_variance
-    written = channel_of(AGES).written[::40]
+    written = as_channel(AGES).written[::40]
     for n in (int(needed) - 1, int(needed) + 2):
         e = dpk.estimate(np.resize(written, n), AGES)
         if n > needed:

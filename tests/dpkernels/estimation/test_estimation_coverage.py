@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.estimation.channel import channel_of
+from dpkernels.estimation.channel import as_channel
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import Functional
 
@@ -99,7 +99,7 @@ MOMENTS = {"mean": np.mean, "variance": np.var, "standard_deviation": np.std}
 def of_few(channel, x, runs, moments):
     """The shares of 95 % intervals that hold in releases of these values; NaN for one that few reports do not have."""
     rng, inputs = np.random.default_rng(7), np.unique(x)
-    cumulated = np.cumsum(channel.at(inputs, np.arange(len(channel.written))), axis=0)
+    cumulated = np.cumsum(channel.probabilities(inputs, np.arange(len(channel.written))), axis=0)
     columns = [rng.random(runs) * cumulated[-1, at] for at in np.searchsorted(inputs, x)]
     codes = [np.searchsorted(cumulated[:, at], u) for at, u in zip(np.searchsorted(inputs, x), columns, strict=True)]
     hits = {name: [] for name in moments}
@@ -122,14 +122,14 @@ def assert_few_hold(channel, n, shape, runs, moments=tuple(MOMENTS)):
 
 def test_intervals_of_the_mean_of_two_hold():
     """The quick slice: the reports' own spread alone held in 77 % of releases of two equal values."""
-    assert_few_hold(channel_of(dpk.hybrid(epsilon=4.0, lower=0.0, upper=1.0)), 2, "constant", 250, ["mean"])
+    assert_few_hold(as_channel(dpk.hybrid(epsilon=4.0, lower=0.0, upper=1.0)), 2, "constant", 250, ["mean"])
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("shape", FEW)
 def test_intervals_of_few_hold(shape):
     for make in (dpk.hybrid, dpk.duchi):
-        channel = channel_of(make(epsilon=4.0, lower=0.0, upper=1.0))
+        channel = as_channel(make(epsilon=4.0, lower=0.0, upper=1.0))
         for n in (2, 5, 20):
             assert_few_hold(channel, n, shape, 400, ["mean", "variance"] if n == 5 else ["mean"])
 
@@ -141,19 +141,19 @@ def test_intervals_of_few_hold(shape):
 def test_intervals_of_2_to_50_hold(name, shape, epsilon):
     noise = {"sensitivity": 1.0, "delta": 1e-6} if name == "gaussian" else {"sensitivity": 1.0}
     if name in ("laplace", "gaussian"):
-        channel = channel_of(getattr(dpk, name)(epsilon=epsilon, **noise), bounds=(0.0, 1.0))
+        channel = as_channel(getattr(dpk, name)(epsilon=epsilon, **noise), bounds=(0.0, 1.0))
     else:
-        channel = channel_of(getattr(dpk, name)(epsilon=epsilon, lower=0.0, upper=1.0))
+        channel = as_channel(getattr(dpk, name)(epsilon=epsilon, lower=0.0, upper=1.0))
     for n in (2, 3, 4, 5, 7, 10, 15, 22, 35, 50):
         assert_few_hold(channel, n, shape, 1000)
 
 
 @pytest.mark.parametrize("shape", FEW)
 def test_intervals_of_many_are_no_wider_than_the_reports_own_spread_says(shape):
-    channel, n = channel_of(dpk.hybrid(epsilon=2.0, lower=0.0, upper=1.0)), 20_000
+    channel, n = as_channel(dpk.hybrid(epsilon=2.0, lower=0.0, upper=1.0)), 20_000
     counts, x = Counts(channel), FEW[shape](n)
     inputs, numbers = np.unique(x.round(3), return_counts=True)
-    p = channel.at(inputs, np.arange(len(channel.written))) @ (numbers / n)
+    p = channel.probabilities(inputs, np.arange(len(channel.written))) @ (numbers / n)
     counts.numbers = np.random.default_rng(7).multinomial(n, p / p.sum())
     e = dpk.estimate(counts)
     for moment in (e.mean, e.variance):
@@ -187,7 +187,7 @@ def spiked(name, runs, n=10_000):
     """How many of the intervals hold in each release: of three quantiles, of three cdf and of three shares."""
     x, masses, grid = SPIKES[name]
     made = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
-    q = Counts(made).channel.at(x, np.arange(len(Counts(made).channel.written))) @ masses
+    q = Counts(made).channel.probabilities(x, np.arange(len(Counts(made).channel.written))) @ masses
     p, at, edges = np.array([0.3, 0.5, 0.9]), np.array([0.1, 0.371, 0.9]), np.array([0.0, 0.2, 0.36, 1.0])
     cumulated = np.append(0.0, np.cumsum(masses))
     cdf, below = (cumulated[np.searchsorted(x, where, side)] for where, side in ((at, "right"), (edges, "left")))
@@ -338,14 +338,14 @@ def test_relations_of_rounded_reports_hold_what_rounding_moved(make):
     x = 0.12 * rng.random(200_000) + 0.6 * rng.integers(0, 2, 200_000)
     y = 2 * x + 0.1 * rng.random(len(x))
     reports = dpk.perturb(x, made, key=dpk.key_from_bytes(bytes(32)))
-    rounded = (reports.round(1), channel_of(made, decimals=1))
+    rounded = (reports.round(1), as_channel(made, decimals=1))
     truth, _ = relations(x, y)
     _, ends = relations(rounded, y, 1 - ALARM)
     assert covered(ends.T, truth).all()
     with pytest.raises(ValueError, match="rounded too much"):
-        dpk.least_squares(y, [(reports.round(0), channel_of(made, decimals=0))])
+        dpk.least_squares(y, [(reports.round(0), as_channel(made, decimals=0))])
     with pytest.raises(ValueError, match=r"a: .* rounded too much"):
-        dpk.correlation((reports.round(0), channel_of(made, decimals=0)), y)
+        dpk.correlation((reports.round(0), as_channel(made, decimals=0)), y)
 
 
 BAD = {

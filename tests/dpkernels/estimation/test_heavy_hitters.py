@@ -182,7 +182,7 @@ def test_columns_of_reports_are_found_as_tables_are(container):
     plain = np.asarray(reports)
     assert plain.dtype == plan.report_dtype
     assert np.array_equal(plain, dpk.perturb(x, plan, key=KEY))
-    level, report = plan.at_levels(plain.astype(np.int64))
+    level, report = plan.split_reports(plain.astype(np.int64))
     found = plan.find(reports, most=6)
     table = plan.find({"level": level, "report": report}, most=6)
     assert found.values == table.values

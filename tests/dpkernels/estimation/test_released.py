@@ -11,7 +11,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.estimation import released as module
-from dpkernels.estimation.released import CombinedNoise, sum_of
+from dpkernels.estimation.released import CombinedNoise, repeated_sum
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.table import NoiseTable
 
@@ -54,7 +54,7 @@ def missed(made, n, interval):
 
 
 def exactly(made, level):
-    a, b = module.reaches(made, (1 - Fraction(str(level))) / 2)
+    a, b = module.interval_reaches(made, (1 - Fraction(str(level))) / 2)
     return lambda y: (y - a, y + b)
 
 
@@ -267,7 +267,7 @@ def test_sums_by_transform_are_within_their_slack():
                     product[i + j] += a * b
             weights = product
         exact = [sum(weights[j:]) / (1 << made.bits * count) for j in range(len(weights))]
-        noise = CombinedNoise.of([sum_of(made, count)])
+        noise = CombinedNoise.from_noises([repeated_sum(made, count)])
         for j, p in enumerate(exact):
             bound = noise.tail(count * made.first + j)
             assert p <= bound <= p * (1 + 1e-8) + 2 * noise.slack
@@ -275,13 +275,13 @@ def test_sums_by_transform_are_within_their_slack():
 
 
 def test_a_coarser_grid_keeps_every_value_within_its_room():
-    noise = sum_of(table(1, codes=101), 1).scaled(0.37)
+    noise = repeated_sum(table(1, codes=101), 1).scaled(0.37)
     coarse = noise.on_grid(1.3)
     assert coarse.p.sum() == pytest.approx(1)
     for t in np.linspace(-30, 30, 13):
-        exact = CombinedNoise.of([noise]).tail(t)
-        assert CombinedNoise.of([coarse]).tail(t - coarse.rounding) >= exact * (1 - 1e-9)
-        assert CombinedNoise.of([coarse]).tail(t + coarse.rounding) <= exact * (1 + 1e-8)
+        exact = CombinedNoise.from_noises([noise]).tail(t)
+        assert CombinedNoise.from_noises([coarse]).tail(t - coarse.rounding) >= exact * (1 - 1e-9)
+        assert CombinedNoise.from_noises([coarse]).tail(t + coarse.rounding) <= exact * (1 + 1e-8)
 
 
 @pytest.mark.lengthy
