@@ -34,7 +34,7 @@ from dpkernels.estimation.pictures import draw_intervals, share_scale
 from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.categorical.base import Categorical
-from dpkernels.numerics import Real, plain
+from dpkernels.numerics import Real, float_if_scalar
 from dpkernels.release.categories import is_categorical
 from dpkernels.staging import write_png
 
@@ -350,7 +350,7 @@ class Estimate:
             if self.count < required:
                 reason = f"p: {self.count} reports are too few for the quantile {shortest(probability)}"
                 raise TooFewReportsError(reason, math.ceil(required))
-        return Functional(plain(self.distribution.quantile(p)), intervals)
+        return Functional(float_if_scalar(self.distribution.quantile(p)), intervals)
 
     def histogram(self, bins: object = 20) -> Histogram:
         """Return the estimated shares and numbers of inputs in bins.
@@ -482,7 +482,7 @@ class Estimate:
             low, high = _clip_shares(np.array(self._possible.interval(functional, confidence)))
             return float(low), float(high)
 
-        return Functional(plain(_clip_shares(value)), _intervals(ends, np.shape(value), interval))
+        return Functional(float_if_scalar(_clip_shares(value)), _intervals(ends, np.shape(value), interval))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:

@@ -24,7 +24,7 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import SquareWave
-from dpkernels.numerics import Real, plain
+from dpkernels.numerics import Real, float_if_scalar
 from dpkernels.release import containers
 
 # The fraction of its width by which a table's reports may exceed the density's output interval: their lattices differ.
@@ -168,7 +168,7 @@ class Moment:
         return self._clip(low), self._clip(high)
 
     def _clip(self, number: Real) -> Real:
-        return plain(np.clip(number, self.smallest, self.largest) + 0.0)  # no -0
+        return float_if_scalar(np.clip(number, self.smallest, self.largest) + 0.0)  # no -0
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,7 +184,7 @@ class Functional:
         """Return (low, high), one interval for each number. Each holds by itself; it contains ``value``."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         low, high = self._interval(confidence)
-        return plain(np.minimum(low, self.value)), plain(np.maximum(high, self.value))
+        return float_if_scalar(np.minimum(low, self.value)), float_if_scalar(np.maximum(high, self.value))
 
     def band(self, confidence: float = 0.95) -> Interval:
         """Return (low, high): intervals that hold for all numbers together, by Bonferroni's inequality."""

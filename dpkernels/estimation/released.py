@@ -39,7 +39,7 @@ from dpkernels.exact.noise.certificate import AdditiveCertificate
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.numerics import Real, convolution, plain
+from dpkernels.numerics import Real, convolution, float_if_scalar
 
 _WORD = 1 << 32  # One more than the largest word of 32 bits, which rounds a value to the grid.
 # If true values are known to be multiples of a step, interval ends within this fraction of a step are rounded outwards.
@@ -93,7 +93,7 @@ def confidence_interval(
     y, rounding = _numbers(released, table)
     low, high = interval_ends(y, table, confidence, together=together)
     low, high = _on_lattice(low - rounding, high + rounding, step)
-    return plain(low), plain(high)
+    return float_if_scalar(low), float_if_scalar(high)
 
 
 def released_values(released: object, mechanism: object, *, lattice: float | None = None) -> Any:

@@ -29,7 +29,7 @@ def test_a_report_is_that_of_a_random_level_about_its_prefix():
     words = [stream_words(KEY, stream, start, 600) for stream in (31, *BlockSampler.streams)]
     reports = exact.reports(codes, KEY, start)
     assert reports.dtype == PLAN.report_dtype == np.uint16
-    levels, own = PLAN.at_levels(reports.astype(np.int64))
+    levels, own = PLAN.split_reports(reports.astype(np.int64))
     assert levels.tolist() == [int(word) * 3 >> 64 for word in words[0].tolist()]
     for row, (level, report) in enumerate(zip(levels.tolist(), own.tolist(), strict=True)):
         of_level = dpk.exact_sampler(PLAN.levels[level])
@@ -44,7 +44,7 @@ def test_a_report_is_that_of_a_random_level_about_its_prefix():
 def test_a_report_depends_on_the_prefix_of_its_level_alone():
     exact, codes = dpk.exact_sampler(PLAN), np.random.default_rng(0).integers(0, 3**6, 2000)
     reports = exact.reports(codes, KEY, 0)
-    levels = PLAN.at_levels(reports.astype(np.int64))[0]
+    levels = PLAN.split_reports(reports.astype(np.int64))[0]
     changed = codes // 9 * 9 + (codes + 1) % 9  # The first four digits are the same, and others are not.
     others = exact.reports(changed, KEY, 0)
     assert (reports == others)[levels < 2].all()
@@ -67,7 +67,7 @@ def test_reports_have_the_probabilities(value):
     exact, n = dpk.exact_sampler(PLAN), 18_000
 
     def is_right(made):
-        level, report = PLAN.at_levels(made.reports(np.full(n, value), KEY, 0).astype(np.int64))
+        level, report = PLAN.split_reports(made.reports(np.full(n, value), KEY, 0).astype(np.int64))
         good = True
         for number, mechanism in enumerate(PLAN.levels):
             own, certificate = report[level == number], exact.certificate.levels[number]
