@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.jax_on_use import Array, Tracer, jit, jnp
+from dpkernels.jax_on_use import Array, Tracer, jax, jit, jnp
 from dpkernels.mechanisms.base import as_array, with_sample_shape
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.random.keys import simulation_key_of
@@ -65,19 +65,19 @@ class Categorical(abc.ABC):
         """Return the number of possible reports, as a Python integer."""
 
     @property
-    @abc.abstractmethod
     def bits(self) -> float:
         """Return the number of bits of a stored report."""
+        return math.log2(self.outcomes)
 
     @property
-    @abc.abstractmethod
     def report_shape(self) -> tuple[int, ...]:
         """Return the shape of a report: () for an integer, (bytes,) for a set as bits."""
+        return ()
 
     @property
-    @abc.abstractmethod
     def report_dtype(self) -> np.dtype:
         """Return the smallest unsigned type of reports."""
+        return smallest_unsigned(self.outcomes)
 
     @abc.abstractmethod
     def log_prob(self, reports: RealArray, x: RealArray) -> RealArray:
@@ -91,9 +91,9 @@ class Categorical(abc.ABC):
     def draw(self, key: Array, x: Array) -> Array:
         """Return float-kernel reports of an array of codes; ``sample`` checks its arguments."""
 
-    @abc.abstractmethod
     def all_reports(self) -> np.ndarray:
-        """Return every possible report, for few categories; a ValueError if there are too many."""
+        """Return every possible report, for few categories."""
+        return np.arange(self.outcomes, dtype=self.report_dtype)
 
     def share_variance(self, share: Real, reports: Real = 1) -> Real:
         """Return the variance of the estimated share of a category with this true share among the n people.
@@ -227,6 +227,13 @@ def response_log_prob(epsilon: Real, choices: int, is_true: Boolean) -> RealArra
     xp = namespace(epsilon, is_true)
     low = -epsilon - xp.log1p((choices - 1) * xp.exp(-epsilon))
     return xp.where(is_true, epsilon + low, low)
+
+
+def randomised_choice(true: Array, choices: int, p: Real, keys: tuple[Array, Array], dtype: type | np.dtype) -> Array:
+    """Draw the true one of g choices with the probability p, else one of the others, with a key for each decision."""
+    is_true = jax.random.uniform(keys[0], true.shape) < p
+    other = jax.random.randint(keys[1], true.shape, 0, choices - 1, dtype)
+    return jnp.where(is_true, true, other + (other >= true))
 
 
 def log_binomial(n: int, k: int) -> float:

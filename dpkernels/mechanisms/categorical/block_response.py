@@ -30,8 +30,8 @@ from dpkernels.mechanisms.categorical.base import (
     Categorical,
     Labels,
     parse_categories,
+    randomised_choice,
     response_log_prob,
-    smallest_unsigned,
     value_or_best,
 )
 from dpkernels.mechanisms.categorical.galois import MAX_TABLE, field, is_field
@@ -106,18 +106,6 @@ class BlockResponse(Categorical):
     def outcomes(self) -> int:
         return self.directions * self.blocks
 
-    @property
-    def bits(self) -> float:
-        return math.log2(self.outcomes)
-
-    @property
-    def report_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def report_dtype(self) -> np.dtype:
-        return smallest_unsigned(self.outcomes)
-
     def direction_vectors(self, directions: RealArray) -> RealArray:
         """Return the vector of each direction, as the number that its digits are in base g.
 
@@ -177,13 +165,8 @@ class BlockResponse(Categorical):
         a = jax.random.randint(direction_key, x.shape, 0, self.directions, x.dtype)
         true_block = self.block_indices(a, x)
         p, _ = self.support_probabilities
-        other_block = jax.random.randint(block_key, x.shape, 0, self.blocks - 1, x.dtype)
-        is_true = jax.random.uniform(choice_key, x.shape) < p
-        block = jnp.where(is_true, true_block, other_block + (other_block >= true_block))
+        block = randomised_choice(true_block, self.blocks, p, (choice_key, block_key), x.dtype)
         return (a * self.blocks + block).astype(self.report_dtype)
-
-    def all_reports(self) -> np.ndarray:
-        return np.arange(self.outcomes, dtype=self.report_dtype)
 
 
 @lru_cache(maxsize=8)

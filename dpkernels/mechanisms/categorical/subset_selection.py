@@ -26,8 +26,8 @@ from dpkernels.mechanisms.categorical.base import (
     Labels,
     log_binomial,
     parse_categories,
+    randomised_choice,
     response_log_prob,
-    smallest_unsigned,
     value_or_best,
 )
 from dpkernels.numerics import Real, RealArray, namespace
@@ -85,7 +85,7 @@ class SubsetSelection(Categorical):
 
     @property
     def bits(self) -> float:
-        return math.log2(self.categories) if self.size == 1 else 8.0 * self.report_shape[0]
+        return super().bits if self.size == 1 else 8.0 * self.report_shape[0]
 
     @property
     def report_shape(self) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class SubsetSelection(Categorical):
 
     @property
     def report_dtype(self) -> np.dtype:
-        return smallest_unsigned(self.categories) if self.size == 1 else np.dtype(np.uint8)
+        return super().report_dtype if self.size == 1 else np.dtype(np.uint8)
 
     def log_prob(self, reports: RealArray, x: RealArray) -> RealArray:
         d, k, eps = self.categories, self.size, self.epsilon
@@ -135,10 +135,9 @@ class SubsetSelection(Categorical):
         d, k = self.categories, self.size
         inclusion_key, choice_key = jax.random.split(key)
         p, _ = self.support_probabilities
-        has_true = jax.random.uniform(inclusion_key, x.shape) < p
         if k == 1:
-            other_category = jax.random.randint(choice_key, x.shape, 0, d - 1)
-            return jnp.where(has_true, x, other_category + (other_category >= x)).astype(self.report_dtype)
+            return randomised_choice(x, d, p, (inclusion_key, choice_key), int).astype(self.report_dtype)
+        has_true = jax.random.uniform(inclusion_key, x.shape) < p
         is_true = x[..., None] == jnp.arange(d)
         # The k categories with the smallest numbers, of which that of the true one is below or above all others.
         scores = jax.random.uniform(choice_key, (*x.shape, d))
@@ -150,7 +149,7 @@ class SubsetSelection(Categorical):
     def all_reports(self) -> np.ndarray:
         d, k = self.categories, self.size
         if k == 1:
-            return np.arange(d, dtype=self.report_dtype)
+            return super().all_reports()
         is_member = np.zeros((self.outcomes, d), bool)
         for row, members in zip(is_member, combinations(range(d), k), strict=True):
             row[list(members)] = True

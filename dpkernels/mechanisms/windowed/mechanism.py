@@ -115,9 +115,7 @@ class Windowed(Parabolic):
         return (self.level * self.base.density(v) + window) * self.scale
 
     def cdf(self, y: Real, x: Real) -> Real:
-        return self._cdf_scaled(self._scaled(y), x)
-
-    def _cdf_scaled(self, v: Real, x: Real) -> Real:
+        v = self._scaled(y)
         window = self.window.cdf((v - self._window_start(x)) / self.width)
         return self.base_mass * self.base.cdf(v) + self.window_mass * window
 
