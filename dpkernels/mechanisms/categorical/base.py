@@ -229,7 +229,9 @@ def response_log_prob(epsilon: Real, choices: int, is_true: Boolean) -> RealArra
     return xp.where(is_true, epsilon + low, low)
 
 
-def randomised_choice(true: Array, choices: int, p: Real, keys: tuple[Array, Array], dtype: type | np.dtype) -> Array:
+def randomised_choice(
+    true: RealArray, choices: int, p: Real, keys: tuple[Array, Array], dtype: type | np.dtype
+) -> Array:
     """Draw the true one of g choices with the probability p, else one of the others, with a key for each decision."""
     is_true = jax.random.uniform(keys[0], true.shape) < p
     other = jax.random.randint(keys[1], true.shape, 0, choices - 1, dtype)
