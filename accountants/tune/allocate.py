@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from accountants.batch_guarantee import BatchGuarantee
 from accountants.calibrate.scale import check_target
@@ -27,11 +28,11 @@ from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import RealArray
 
 __all__ = ["Allocation", "allocate"]
 
-Objective = str | Callable[[Any], Any]
+Objective = str | Callable[[Array], Array]
 T = TypeVar("T")
 
 OBJECTIVES = ("variance", "largest")
@@ -53,7 +54,7 @@ class Allocation:
         delta: the budget's delta.
     """
 
-    mechanism: Any
+    mechanism: Additive
     value: float
     epsilon: float
     delta: float
@@ -111,7 +112,7 @@ def allocate(
         checks.one_of("objective", objective, OBJECTIVES)
     if levels is not None:
         checks.integer_in("levels", levels, 1, 1 << 20)
-    return _best(Problem.of(queries, weights, epsilon, delta), objective, levels)
+    return _best(Problem.from_batch(queries, weights, epsilon, delta), objective, levels)
 
 
 def allocate_claims(
@@ -122,15 +123,15 @@ def allocate_claims(
     That is ``allocate``, but pure noise has the composition of its claims as its bound. It is looser, by 0.1 % for
     thousands of queries, and takes a quarter of the time.
     """
-    return _best(_ClaimsProblem.of(queries, weights, epsilon, delta), "variance", levels)
+    return _best(_ClaimsProblem.from_batch(queries, weights, epsilon, delta), "variance", levels)
 
 
 def _best(problem: Problem, objective: Objective, levels: int | None) -> Allocation:
-    few = _LEVELS if problem.kind == "composed" and problem.size > _LEVELS else None
-    allocation = problem.allocated(objective, few if levels is None else levels)
-    if problem.kind == "composed" and problem.is_pure:
+    default_levels = _LEVELS if problem.composition == "composed" and problem.size > _LEVELS else None
+    allocation = problem.allocate(objective, default_levels if levels is None else levels)
+    if problem.composition == "composed" and problem.is_pure:
         # Budgets that add up may be better, also because every query may have its own.
-        basic = replace(problem, delta=0.0).allocated(objective, levels)
+        basic = replace(problem, delta=0.0).allocate(objective, levels)
         if basic.value < allocation.value:
             return replace(basic, delta=problem.delta)
     return allocation
@@ -141,14 +142,14 @@ class Problem:
     """The queries as arrays: sensitivities and weights, and the noise at unit length."""
 
     queries: Additive
-    shape: Any  # Noise of length 1.
+    shape: Distribution  # Noise of length 1.
     sensitivities: np.ndarray
     weights: np.ndarray
     epsilon: float
     delta: float
 
     @classmethod
-    def of(cls, queries: object, weights: object, epsilon: Any, delta: Real) -> Self:
+    def from_batch(cls, queries: object, weights: object, epsilon: float, delta: float) -> Self:
         checks.epsilon(epsilon)
         checks.below_one("delta", delta)
         if delta:
@@ -183,17 +184,17 @@ class Problem:
     def size(self) -> int:
         return len(self.sensitivities)
 
-    def allocated(self, objective: Objective, levels: int | None) -> Allocation:
+    def allocate(self, objective: Objective, levels: int | None) -> Allocation:
         """Return the certified allocation, with so many different ratios of sensitivity to length; None for any."""
         ratios = self.ratios(objective)
         if levels is not None:
             ratios = in_levels(ratios, levels)
-        if objective == "variance" and (levels is not None or self.kind == "composed"):
-            ratios = self.improved(ratios)
-        return self.certified(ratios, objective)
+        if objective == "variance" and (levels is not None or self.composition == "composed"):
+            ratios = self.improve_levels(ratios)
+        return self.certify(ratios, objective)
 
     @property
-    def kind(self) -> str:
+    def composition(self) -> str:
         """Return which composition bounds the budget: "gaussian", "pure" (budgets add up) or "composed"."""
         if self.shape.gaussian_sigma is not None:
             return "gaussian"
@@ -211,14 +212,14 @@ class Problem:
         doubled = float(smallest_epsilon(Additive(self.shape), 0.0, sensitivity=2.0))
         return tail is not None and np.isfinite(self.unit_epsilon) and abs(doubled / self.unit_epsilon / 2 - 1) < 1e-9
 
-    def _composed(self, ratios: np.ndarray) -> BatchGuarantee:
+    def _batch_guarantee(self, ratios: np.ndarray) -> BatchGuarantee:
         return BatchGuarantee(Additive(self.shape, sensitivity=np.array(ratios)))
 
     def estimate(self, ratios: np.ndarray) -> float:
         """Return an estimate of the composed epsilon."""
-        if self.kind == "pure":
+        if self.composition == "pure":
             return self.unit_epsilon * float(ratios.sum())
-        return float(self._composed(ratios).estimate_epsilon(self.delta))
+        return float(self._batch_guarantee(ratios).estimate_epsilon(self.delta))
 
     def deviations(self, ratios: np.ndarray) -> RealArray:
         """Return the standard deviations of the queries' noise."""
@@ -236,57 +237,58 @@ class Problem:
     def ratios(self, objective: Objective) -> np.ndarray:
         """Return ratios of sensitivity to length that minimise the objective, up to a common factor."""
         s, w = self.sensitivities, self.weights
-        power = 1.0 if self.kind == "pure" else 2.0  # The composed epsilon depends on the sum of these powers.
+        power = 1.0 if self.composition == "pure" else 2.0  # The composed epsilon depends on the sum of these powers.
         if objective == "variance":
             ratios = (w * s**2) ** (1 / (2 + power))
-        elif objective == "largest":
-            ratios = w * s
+        elif callable(objective):
+            ratios = self._minimise(objective, power)
         else:
-            ratios = self._searched(objective, power)
+            ratios = w * s
         return ratios / np.max(ratios)
 
-    def _searched(self, objective: Any, power: float) -> np.ndarray:
+    def _minimise(self, objective: Callable[[Array], Array], power: float) -> np.ndarray:
         """Minimise a function of the deviations by BFGS, with the sum of powers of the ratios kept at 1."""
         from scipy.optimize import minimize  # Imported on use: it takes 0.15 s.
 
         with jax.enable_x64(True):
             s = jnp.asarray(self.sensitivities / np.exp(np.mean(np.log(self.sensitivities))))
 
-            def loss(log_ratios: RealArray) -> Any:
+            def loss(log_ratios: Array) -> Array:
                 ratios = jnp.exp(log_ratios - jax.nn.logsumexp(power * log_ratios) / power)
                 return jnp.log(objective(s / ratios))
 
             start = np.log(np.asarray(s)) * 2 / (2 + power)
             step = jax.jit(jax.value_and_grad(loss))
-            found = minimize(
-                lambda x: tuple(np.asarray(each, np.float64) for each in step(x)),
+            minimum = minimize(
+                lambda x: tuple(np.asarray(value, np.float64) for value in step(x)),
                 start,
                 jac=True,
                 method="L-BFGS-B",
                 options={"maxiter": 5000, "maxfun": 10000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 50},
             )
-        if not np.isfinite(found.fun):
-            raise ValueError(f"objective: is {found.fun} at equal deviations; it must be finite and positive")
-        return np.exp(found.x - found.x.max())
+        if not np.isfinite(minimum.fun):
+            raise ValueError(f"objective: is {minimum.fun} at equal deviations; it must be finite and positive")
+        return np.exp(minimum.x - minimum.x.max())
 
-    def improved(self, ratios: np.ndarray) -> np.ndarray:
+    def improve_levels(self, ratios: np.ndarray) -> np.ndarray:
         """Return ratios of levels at which the variance of each falls in proportion to the composed epsilon's rise.
 
         With A the weighted squares of a level's sensitivities, r its ratio and g = d epsilon/d log r, this is A/r^2
         proportional to g, which is about proportional to r^q: q is 2 where many releases compose, 1 for pure noise.
         """
         levels: np.ndarray
-        levels, which = np.unique(ratios, return_inverse=True)
-        A, n = (np.bincount(which, values) for values in (self.weights * self.sensitivities**2, np.ones(self.size)))
-        q = 1.0 if self.kind == "pure" else 2.0
+        levels, level_index = np.unique(ratios, return_inverse=True)
+        A = np.bincount(level_index, self.weights * self.sensitivities**2)
+        n = np.bincount(level_index, np.ones(self.size))
+        q = 1.0 if self.composition == "pure" else 2.0
         gains: np.ndarray = n.copy()
         for turn in range(_MAX_ITERATIONS):
             levels = (A / gains) ** (1 / (2 + q))
-            if self.kind != "composed" or turn == _MAX_ITERATIONS - 1:
+            if self.composition != "composed" or turn == _MAX_ITERATIONS - 1:
                 break
             levels = levels * self._factor(levels, n)
             gains = self._gains(levels, n) / levels**q
-        return levels[which]
+        return levels[level_index]
 
     def _epsilon_at_levels(self, levels: np.ndarray, counts: np.ndarray) -> float:
         pairs = zip(levels.tolist(), counts.astype(int).tolist(), strict=True)
@@ -297,10 +299,10 @@ class Problem:
         """Return the derivatives of the composed epsilon in the logarithm of every level."""
         differences = []
         for i in range(len(levels)):
-            up, down = levels.copy(), levels.copy()
-            up[i] *= 1 + _DIFFERENCE
-            down[i] /= 1 + _DIFFERENCE
-            differences.append(self._epsilon_at_levels(up, counts) - self._epsilon_at_levels(down, counts))
+            raised, lowered = levels.copy(), levels.copy()
+            raised[i] *= 1 + _DIFFERENCE
+            lowered[i] /= 1 + _DIFFERENCE
+            differences.append(self._epsilon_at_levels(raised, counts) - self._epsilon_at_levels(lowered, counts))
         return np.maximum(np.array(differences), 1e-12)
 
     def _factor(self, levels: np.ndarray, counts: np.ndarray) -> float:
@@ -322,9 +324,9 @@ class Problem:
         ends = np.log(low) - 1e-6, np.log(high) + 1e-6
         return float(np.exp(brentq(lambda t: composed(np.exp(t)) - self.epsilon, *ends, xtol=1e-12)))
 
-    def certified(self, ratios: np.ndarray, objective: Objective) -> Allocation:
+    def certify(self, ratios: np.ndarray, objective: Objective) -> Allocation:
         """Return the allocation of these ratios times the largest factor whose bound meets the budget."""
-        size = float(ratios.sum() if self.kind == "pure" else np.sqrt((ratios**2).sum()))
+        size = float(ratios.sum() if self.composition == "pure" else np.sqrt((ratios**2).sum()))
         factor = self._root(lambda factor: self.estimate(factor * ratios), size)
 
         def scaled(factor: float) -> tuple[Additive, float]:
@@ -334,12 +336,12 @@ class Problem:
         mechanism, bound = within_budget(scaled, self.epsilon, factor)
         lengths = np.ravel(getattr(mechanism.noise, self.shape.lengths[0]))
         return Allocation(
-            self.claiming(mechanism), self.value(self.sensitivities / lengths, objective), bound, self.delta
+            self.with_claims(mechanism), self.value(self.sensitivities / lengths, objective), bound, self.delta
         )
 
     def bound(self, mechanism: Additive) -> float:
         """Return the bound of the composed epsilon of a batch."""
-        if self.kind == "pure":  # Basic composition of the claims, as a ledger charges them.
+        if self.composition == "pure":  # Basic composition of the claims, as a ledger charges them.
             return float_at_least(sum(map(rational, np.ravel(mechanism.epsilon).tolist()), Fraction(0)))
         return float(guarantee(mechanism).epsilon(self.delta))
 
@@ -352,24 +354,24 @@ class Problem:
             self.shape.rescale(lengths), self.sensitivities.reshape(shape), budgets, 0.0 if self.is_pure else None
         )
 
-    def claiming(self, mechanism: Additive) -> Additive:
+    def with_claims(self, mechanism: Additive) -> Additive:
         """Return the batch with a claim for every entry: pure noise has one; of others the epsilon at the delta."""
         if self.is_pure:
             return mechanism
         lengths = getattr(mechanism.noise, self.shape.lengths[0])
-        ratios, which = np.unique(mechanism.sensitivity / lengths, return_inverse=True)
+        ratios, ratio_index = np.unique(mechanism.sensitivity / lengths, return_inverse=True)
         low, high = np.zeros(len(ratios)), np.full(len(ratios), self.epsilon)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             meets = self._deltas(ratios, middle) <= self.delta
             low, high = np.where(meets, low, middle), np.where(meets, middle, high)
         # Room for the rounding of a table's integers.
-        budgets = np.minimum(high * (1 + 1e-9) + 1e-9, self.epsilon)[which].reshape(mechanism.batch_shape)
+        budgets = np.minimum(high * (1 + 1e-9) + 1e-9, self.epsilon)[ratio_index].reshape(mechanism.batch_shape)
         return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=budgets, delta=self.delta)
 
     def _deltas(self, ratios: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """Return delta of one release of noise of every ratio."""
-        if self.kind == "gaussian":
+        if self.composition == "gaussian":
             with np.errstate(all="ignore"):
                 return np.exp(GaussianProfile((), ratios / float(self.shape.gaussian_sigma)).evaluate(epsilon)[0])
         return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
@@ -379,7 +381,7 @@ class _ClaimsProblem(Problem):
     """A problem in which reports of pure noise cost the composition of their claims."""
 
     def bound(self, mechanism: Additive) -> float:
-        if self.kind == "composed" and self.is_pure:
+        if self.composition == "composed" and self.is_pure:
             return composed_epsilon(Counter(np.ravel(mechanism.epsilon).tolist()), self.delta)
         return super().bound(mechanism)
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ _TOLERANCE = 1e-3  # Of the last step of t, whose error is about its square.
 _MAX_SECANTS = 6  # The most steps of t before it is bracketed.
 _MIN_SLOPE = 0.05  # The least -slope of the excess in t that a step uses;
 _MAX_SLOPE = 1e7  # and the largest: nearly pure noise has a steep slope.
-_SEARCHED = 40.0  # How far from its start t is searched.
+_SEARCH_RADIUS = 40.0  # How far from its start t is searched.
 _MAX_STEP = 1.0  # The longest step of t.
 _MAX_SHAPE_STEPS = 8  # The most steps of a shape.
 _MIN_GAIN = 2e-6  # The relative gain at which a search of a shape ends.
@@ -84,7 +84,7 @@ def _staircase(width: float, gamma: float) -> Staircase:
     return Staircase(math.sqrt(2) / width, 1.0, gamma)
 
 
-def _truncated(kernel: Any) -> Callable[[float, float], Distribution]:
+def _truncated(kernel: Callable[[float], Distribution]) -> Callable[[float, float], Distribution]:
     def member(width: float, log_bound: float) -> Distribution:
         bound = width * math.exp(log_bound)
         return Reweighted(kernel(width), -bound, bound, 0.0)
@@ -92,7 +92,7 @@ def _truncated(kernel: Any) -> Callable[[float, float], Distribution]:
     return member
 
 
-def _beyond(kernel: Any) -> Callable[[float], tuple[float, ...]]:
+def _log_bounds(kernel: Callable[[float], Distribution]) -> Callable[[float], tuple[float, ...]]:
     """Return the log of the bound beyond which there is a small part of delta."""
     return lambda odds: (math.log(float(kernel(1.0).isf(np.float64(0.1 / odds)))),)
 
@@ -108,8 +108,8 @@ NOISE_FAMILIES = (
     NoiseFamily("staircase", _staircase, "gamma", (0.0, 1.0), (0.0, 0.25, 0.45), 0.1),
     NoiseFamily("generalised normal", GeneralisedNormal, "exponent", (1.0, 8.0), (1.5, 1.02), 0.2),
     NoiseFamily("Student", _student, "log degrees", (math.log(3.0), math.log(1000.0)), (2.5,), 0.5),
-    NoiseFamily("truncated Laplace", _truncated(Laplace), "log bound/scale", (-1.0, 4.0), _beyond(Laplace), 0.1),
-    NoiseFamily("truncated Gaussian", _truncated(Gaussian), "log bound/sigma", (-1.0, 2.2), _beyond(Gaussian), 0.1),
+    NoiseFamily("truncated Laplace", _truncated(Laplace), "log bound/scale", (-1.0, 4.0), _log_bounds(Laplace), 0.1),
+    NoiseFamily("truncated Gaussian", _truncated(Gaussian), "log bound/sigma", (-1.0, 2.2), _log_bounds(Gaussian), 0.1),
 )
 
 
@@ -237,10 +237,10 @@ def noise(
     if not families:
         raise ValueError("families: is empty; at least one is needed")
     target = _Target(float(epsilon), float(delta), count, float(sensitivity), rate, adjacency, as_objective(objective))
-    costs = sorted((target.best_of(family) for family in families), key=lambda cost: target.sign * cost.value)
+    costs = sorted((target.search_family(family) for family in families), key=lambda cost: target.sign * cost.value)
     if costs[0].noise is None:
         raise ValueError(f"epsilon, delta: {epsilon:g}, {delta:g}; no family meets them: {costs[0].error}")
-    return target.certified(costs, next(family for family in families if family.name == costs[0].family))
+    return target.certify(costs, next(family for family in families if family.name == costs[0].family))
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class _Target:
         eps = rough_epsilon(releases, delta)
         return max(math.log(float(np.clip(eps / self.epsilon, _SMALLEST, _MAX_EPSILON_RATIO))), infinite)
 
-    def best_of(self, family: NoiseFamily) -> NoiseCost:
+    def search_family(self, family: NoiseFamily) -> NoiseCost:
         try:
             best = _Search(self, family).descend()
         except ValueError as error:
@@ -304,7 +304,7 @@ class _Target:
         parameters = {family.symbol: best.shape} if family.symbol else {}
         return NoiseCost(family.name, noise, self.value(noise), parameters, math.exp(best.t))
 
-    def certified(self, costs: Sequence[NoiseCost], family: NoiseFamily) -> BestNoise:
+    def certify(self, costs: Sequence[NoiseCost], family: NoiseFamily) -> BestNoise:
         """Return the best noise, with the least width that the bracket proves to suffice."""
         best = costs[0]
 
@@ -362,7 +362,7 @@ class _Search:
         return self._bracketed(shape, t, _MAX_STEP)
 
     def _bracketed(self, shape: float, t: float, longest: float) -> float:
-        ends = t - _SEARCHED, t + _SEARCHED
+        ends = t - _SEARCH_RADIUS, t + _SEARCH_RADIUS
         t = newton(lambda t, _: self.excess(t, shape), (), t, ends, tolerance=_TOLERANCE, longest=longest)
         if math.isnan(t):
             raise ValueError("no width meets the budget")
@@ -395,21 +395,21 @@ class _Search:
         """Return about the log of the standard deviation on the budget, by interpolation."""
         if not self.points:
             return math.log(self.target.deviation)
-        near = self._nearest(shape)
-        shapes, deviations = np.transpose([(point.shape, point.t + self._unit(point.shape)) for point in near])
-        return float(np.polynomial.polynomial.polyfit(shapes - shape, deviations, len(near) - 1)[0])
+        nearest = self._nearest(shape)
+        shapes, deviations = np.transpose([(point.shape, point.t + self._unit(point.shape)) for point in nearest])
+        return float(np.polynomial.polynomial.polyfit(shapes - shape, deviations, len(nearest) - 1)[0])
 
     def _aim(self) -> float | None:
         """Return the next shape, or None where it would gain too little."""
         points, (low, high), reach = self.points, self.family.span, self.family.reach
         if len(points) == 1:
             return points[0].shape + (reach if points[0].shape + reach <= high else -reach)
-        place = min(range(len(points)), key=lambda index: points[index].value)
-        best = points[place]
-        before, after = points[place - 1] if place else None, points[place + 1] if place + 1 < len(points) else None
+        index = min(range(len(points)), key=lambda i: points[i].value)
+        best = points[index]
+        before, after = points[index - 1] if index else None, points[index + 1] if index + 1 < len(points) else None
         shapes, _, values = np.transpose(self._nearest(best.shape))
-        fit = np.polynomial.polynomial.polyfit(shapes - best.shape, values - best.value, len(shapes) - 1)
-        slope, bend = fit[1], fit[2] if len(shapes) > 2 else 0.0
+        coefficients = np.polynomial.polynomial.polyfit(shapes - best.shape, values - best.value, len(shapes) - 1)
+        slope, bend = coefficients[1], coefficients[2] if len(shapes) > 2 else 0.0
         step = -math.copysign(reach if len(shapes) == 2 else _MAX_SHAPE_STEP * reach, slope)
         gain = abs(slope) * reach
         if bend > 0 and slope**2 <= (2 * bend * _MAX_SHAPE_STEP * reach) ** 2:

@@ -54,9 +54,9 @@ def shuffled_categories(
 
     @cache
     def member(size: int) -> SubsetSelection:
-        listed = d if labels is None else labels
+        domain = d if labels is None else labels
         best: SubsetSelection = shuffled(
-            subset_selection, epsilon=epsilon, delta=delta, n=n, categories=listed, size=size, other=label
+            subset_selection, epsilon=epsilon, delta=delta, n=n, categories=domain, size=size, other=label
         )
         return best
 
@@ -68,10 +68,10 @@ def shuffled_categories(
             raise ValueError("sizes: are none; at least one is needed")
         return member(min((checks.integer_in("sizes", size, 1, d - 1) for size in sizes), key=error))
     size = min((1 << power for power in range(max(1, (d // 2).bit_length()))), key=error)
-    while (better := min(_around(size, d), key=error)) != size:
+    while (better := min(_neighbouring_sizes(size, d), key=error)) != size:
         size = better
     return member(size)
 
 
-def _around(size: int, d: int) -> list[int]:
-    return [near for near in (size, size - 1, size + 1) if 1 <= near < d]
+def _neighbouring_sizes(size: int, d: int) -> list[int]:
+    return [neighbour for neighbour in (size, size - 1, size + 1) if 1 <= neighbour < d]

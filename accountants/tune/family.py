@@ -37,8 +37,8 @@ class Family(abc.ABC):
 
     patience: ClassVar[tuple[int, float]] = (20, 1e-9)
     is_estimated: ClassVar[bool] = False
-    epsilon: Any
-    delta: Any
+    epsilon: Real
+    delta: Real
 
     @property
     @abc.abstractmethod

@@ -123,10 +123,10 @@ def free_form(
     checks.integer_in("cells", cells, 1, 64)
     checks.integer_in("turns", turns, 1, 10**5)
     named = noise(epsilon=epsilon, delta=delta, count=count, sensitivity=sensitivity)
-    wanted = {named.costs[0].family, "staircase", "generalised normal"}
+    start_families = {named.costs[0].family, "staircase", "generalised normal"}
     results = []
     for cost in named.costs:
-        if cost.noise is not None and cost.family in wanted:
+        if cost.noise is not None and cost.family in start_families:
             start = _falls(cost.noise, cells, delta / count)
             with np.errstate(all="ignore"):  # A table with numbers that are not finite is no member.
                 _, falls, steps = Descent(float(epsilon), float(delta), count, cells).descend(start, turns)
@@ -197,47 +197,47 @@ class Descent:
         goal, low, high = math.log(self.delta), 0.0, math.inf
         for _ in range(_MAX_TEMPERATURE_STEPS):
             scaled = falls * self.temperature
-            log_delta, of_delta = self.log_delta(scaled)
-            slope = float(of_delta @ scaled)  # The derivative in the log of the temperature.
-            off = log_delta - goal
-            if slope > 0 and abs(off) <= min(_TEMPERATURE_TOLERANCE * max(slope, 1.0), _LOG_DELTA_TOLERANCE):
+            log_delta, delta_gradient = self.log_delta(scaled)
+            slope = float(delta_gradient @ scaled)  # The derivative in the log of the temperature.
+            error = log_delta - goal
+            if slope > 0 and abs(error) <= min(_TEMPERATURE_TOLERANCE * max(slope, 1.0), _LOG_DELTA_TOLERANCE):
                 break
-            low, high = (self.temperature, high) if off < 0 else (low, self.temperature)
+            low, high = (self.temperature, high) if error < 0 else (low, self.temperature)
             if slope > 0:
                 # Noise that is nearly pure has a delta that is linear in the temperature, and not its logarithm.
-                linear = off > 0 or slope > _STEEP_LOG_DELTA
-                step = (math.expm1(min(-off, 50.0)) if linear else -off) / slope
+                linear = error > 0 or slope > _STEEP_LOG_DELTA
+                step = (math.expm1(min(-error, 50.0)) if linear else -error) / slope
                 aim = self.temperature * math.exp(min(max(step, -0.5), 0.5))
             else:
                 aim = self.temperature * 1.01 if high == math.inf else high
             self.temperature = aim if low < aim < high else (low + high) / 2
         else:
             return _WORST, np.zeros(falls.shape)
-        value, of_value = self.log_second_moment(scaled)
-        along = float(of_value @ scaled) / slope
-        return value, (of_value - along * of_delta) * self.temperature
+        value, value_gradient = self.log_second_moment(scaled)
+        temperature_slope = float(value_gradient @ scaled) / slope
+        return value, (value_gradient - temperature_slope * delta_gradient) * self.temperature
 
     def _masses(self, falls: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return (p of the cells of the line, their losses, their numbers from 0 outwards, those D further on)."""
         count = len(falls) + 1
         logs = -np.concatenate([[0.0], np.cumsum(np.append(falls, np.full(self.cells, falls[-self.cells :].mean())))])
         line = np.arange(-count, count)
-        cell, shifted_cell = (np.where(at < 0, -at - 1, at) for at in (line, line - self.cells))
+        cell, shifted_cell = (np.where(i < 0, -i - 1, i) for i in (line, line - self.cells))
         p = np.exp(logs[cell])
         return p / p.sum(), logs[cell] - logs[shifted_cell], cell, shifted_cell
 
-    def _gradient(self, falls: np.ndarray, p: np.ndarray, of_p: np.ndarray, of_loss: np.ndarray) -> np.ndarray:
-        """Return the gradient in the falls, from those in masses and losses."""
+    def _gradient(self, falls: np.ndarray, p: np.ndarray, by_p: np.ndarray, by_loss: np.ndarray) -> np.ndarray:
+        """Return the gradient in the falls, from those by masses and losses."""
         *_, cell, shifted_cell = self._masses(falls)
         size = len(falls) + 1 + self.cells
-        of_logs = np.bincount(cell, p * (of_p - p @ of_p) + of_loss, size) - np.bincount(shifted_cell, of_loss, size)
-        of_falls = -np.cumsum(of_logs[:0:-1])[::-1]
-        of_falls[len(falls) - self.cells : len(falls)] += of_falls[len(falls) :].mean()
-        return of_falls[: len(falls)]
+        by_log = np.bincount(cell, p * (by_p - p @ by_p) + by_loss, size) - np.bincount(shifted_cell, by_loss, size)
+        gradient = -np.cumsum(by_log[:0:-1])[::-1]
+        gradient[len(falls) - self.cells : len(falls)] += gradient[len(falls) :].mean()
+        return gradient[: len(falls)]
 
     def log_second_moment(self, falls: np.ndarray) -> tuple[float, np.ndarray]:
-        p, _, here, _ = self._masses(falls)
-        squares = ((here + 0.5) ** 2 + 1 / 12) / self.cells**2
+        p, _, cell, _ = self._masses(falls)
+        squares = ((cell + 0.5) ** 2 + 1 / 12) / self.cells**2
         total = float(p @ squares)
         return math.log(total), self._gradient(falls, p, squares / total, np.zeros(p.shape))
 
@@ -252,33 +252,32 @@ class Descent:
         width = (max(width, min(2.2 * most, 5 * eps)) if k <= _MAX_WHOLE_SUMS else min(width, 2.2 * most)) + 2 * eps / k
         # eps/k is on the grid, or for few points eps.
         step = eps / k / max(math.ceil(eps / k * _POINTS / width), 1)
-        at = np.floor(loss / step).astype(int)
-        above = loss - at * step
-        up = -np.expm1(-above) / -math.expm1(-step)
+        index = np.floor(loss / step).astype(int)
+        remainder = loss - index * step
+        upper_fraction = -np.expm1(-remainder) / -math.expm1(-step)
         # Tilted masses, relative to the moment.
-        heights = np.exp(c * step * np.arange(at.min(), at.max() + 2) - log_m)
-        own, next_ = heights[at - at.min()], heights[at - at.min() + 1]
-        index = at % _POINTS
-        masses = np.bincount(index, p * (1 - up) * own, _POINTS)
-        masses += np.bincount((index + 1) % _POINTS, p * up * next_, _POINTS)
+        heights = np.exp(c * step * np.arange(index.min(), index.max() + 2) - log_m)
+        lower_height, upper_height = heights[index - index.min()], heights[index - index.min() + 1]
+        wrapped_index = index % _POINTS
+        masses = np.bincount(wrapped_index, p * (1 - upper_fraction) * lower_height, _POINTS)
+        masses += np.bincount((wrapped_index + 1) % _POINTS, p * upper_fraction * upper_height, _POINTS)
         transform = np.fft.rfft(masses)
-        middle = round(eps / step)
-        places = middle - _POINTS // 2 + np.arange(_POINTS)
-        over = places * step - eps
-        gains = np.where(over > 0, -np.expm1(-np.maximum(over, 0.0)) * np.exp(-c * np.maximum(over, 0.0)), 0.0)
+        epsilon_index = round(eps / step)
+        sum_index = epsilon_index - _POINTS // 2 + np.arange(_POINTS)
+        excess = sum_index * step - eps
+        gains = np.where(excess > 0, -np.expm1(-np.maximum(excess, 0.0)) * np.exp(-c * np.maximum(excess, 0.0)), 0.0)
         weights = np.zeros(_POINTS)
-        weights[places % _POINTS] = gains
-        of_weights, powers = np.fft.rfft(weights), transform ** (k - 1)
+        weights[sum_index % _POINTS] = gains
+        weight_transform, powers = np.fft.rfft(weights), transform ** (k - 1)
         total = float(weights @ np.fft.irfft(powers * transform, _POINTS))
         if not total > 0:
             return -math.inf, np.zeros(len(falls))
-        slopes = k / total * np.fft.irfft(of_weights * np.conj(powers), _POINTS)
-        below, after = slopes[index] * own, slopes[(index + 1) % _POINTS] * next_
-        of_loss = p * (after - below) * np.exp(-above) / -math.expm1(-step)
-        value, gradient = (
-            k * log_m - c * eps + math.log(total),
-            self._gradient(falls, p, below * (1 - up) + after * up, of_loss),
-        )
+        slopes = k / total * np.fft.irfft(weight_transform * np.conj(powers), _POINTS)
+        lower_slope = slopes[wrapped_index] * lower_height
+        upper_slope = slopes[(wrapped_index + 1) % _POINTS] * upper_height
+        by_p = lower_slope * (1 - upper_fraction) + upper_slope * upper_fraction
+        by_loss = p * (upper_slope - lower_slope) * np.exp(-remainder) / -math.expm1(-step)
+        value, gradient = k * log_m - c * eps + math.log(total), self._gradient(falls, p, by_p, by_loss)
         return (value, gradient) if np.isfinite(gradient).all() else (-math.inf, np.zeros(len(falls)))
 
     def _solve_tilt(self, p: np.ndarray, loss: np.ndarray) -> tuple[float, float]:

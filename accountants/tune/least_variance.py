@@ -144,8 +144,8 @@ def _unit_bound(epsilon: float, delta: float, count: int) -> float:
     region = Region(epsilon, delta, count)
     deviation = min(1 / float(gaussian_ratio(epsilon, delta, count, None)), math.sqrt(2) * count / epsilon)
     shifts = _SHIFTS_OF_ONE if count == 1 else _SHIFTS if deviation < _WIDE_NOISE else (1.0,)
-    near = np.exp(np.minimum(np.array(_SMALL_SHIFT_SLOPES) * epsilon / count, 600.0))
-    program = Program(deviation, math.log(count / delta), np.array(shifts), near)
+    small_shift_slopes = np.exp(np.minimum(np.array(_SMALL_SHIFT_SLOPES) * epsilon / count, 600.0))
+    program = Program(deviation, math.log(count / delta), np.array(shifts), small_shift_slopes)
     best, slopes = 0.0, region.first_slopes()
     for _ in range(_REFINEMENTS if count > 1 else 1):
         bound, weights = program.solve(slopes, region.largest(slopes))
@@ -159,10 +159,10 @@ def _unit_bound(epsilon: float, delta: float, count: int) -> float:
 def _refined(slopes: np.ndarray, matters: np.ndarray) -> np.ndarray:
     """Return the slopes that matter, their neighbours, and those in the middle between them."""
     middles = np.sqrt(slopes[1:] * slopes[:-1])
-    kept = matters.copy()
-    kept[1:] |= matters[:-1]
-    kept[:-1] |= matters[1:]
-    return np.sort(np.concatenate([slopes[kept], middles[matters[1:] | matters[:-1]]]))
+    is_kept = matters.copy()
+    is_kept[1:] |= matters[:-1]
+    is_kept[:-1] |= matters[1:]
+    return np.sort(np.concatenate([slopes[is_kept], middles[matters[1:] | matters[:-1]]]))
 
 
 class Region:
@@ -185,8 +185,8 @@ class Region:
         """Return the slopes of a first program: logs are multiples of eps/k."""
         if self.count == 1:
             return np.array([math.exp(self.epsilon)])
-        near, far = np.linspace(0.9, 1.2, 7), np.geomspace(1.3, 1.5 * self.count, 10)
-        logs = np.concatenate([np.geomspace(0.25, 0.85, 6), near, far]) * self.epsilon / self.count
+        middle_logs, large_logs = np.linspace(0.9, 1.2, 7), np.geomspace(1.3, 1.5 * self.count, 10)
+        logs = np.concatenate([np.geomspace(0.25, 0.85, 6), middle_logs, large_logs]) * self.epsilon / self.count
         return np.exp(np.minimum(logs, 600.0))
 
     def largest(self, slopes: np.ndarray) -> np.ndarray:
@@ -195,12 +195,12 @@ class Region:
         Between two values of the total t the largest difference rises, and its ratio to t falls.
         """
         if self.count == 1:
-            both = 1 - (1 + slopes) * ((1 - self.delta) / (1 + math.exp(self.epsilon))) + _ERROR_OF_ONE
-            return np.where(slopes >= math.exp(self.epsilon), self.delta, np.maximum(both, self.delta))
+            of_pure_line = 1 - (1 + slopes) * ((1 - self.delta) / (1 + math.exp(self.epsilon))) + _ERROR_OF_ONE
+            return np.where(slopes >= math.exp(self.epsilon), self.delta, np.maximum(of_pure_line, self.delta))
         t, d = self.total, self.difference
         meeting = np.minimum(t[:-1] * d[1:] / d[:-1], t[1:])
-        up, down = (1 + slopes[:, None]) / 2, (slopes[:, None] - 1) / 2
-        ends = np.maximum(up * d[:-1] - down * t[:-1], up * d[1:] - down * meeting)
+        a, b = (1 + slopes[:, None]) / 2, (slopes[:, None] - 1) / 2  # v - S u = a d - b t.
+        ends = np.maximum(a * d[:-1] - b * t[:-1], a * d[1:] - b * meeting)
         # Below the first total v - S u <= v - u.
         return np.maximum(ends.max(axis=1), d[0]) * (1 + _SUM_ERROR)
 
@@ -212,20 +212,20 @@ class Region:
         low, high = np.zeros(_COARSE_POINTS), coarse.copy()
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
-            above = self.delta_below(coarse, middle) > self.delta
-            low, high = np.where(above, low, middle), np.where(above, middle, high)
+            exceeds_delta = self.delta_below(coarse, middle) > self.delta
+            low, high = np.where(exceeds_delta, low, middle), np.where(exceeds_delta, middle, high)
         total = np.geomspace(least, 1.0, 2 + math.ceil(-math.log(least) / math.log(_GRID_RATIO)))
         total[-1] = 1.0
         difference = np.exp(np.interp(np.log(total), np.log(coarse), np.log(high))) * (1 + _DIFFERENCE_MARGIN)
-        left, upwards = np.arange(len(total)), _DIFFERENCE_MARGIN
+        open_indices, margin = np.arange(len(total)), _DIFFERENCE_MARGIN
         while True:
             difference = np.minimum(difference, total)  # The largest possible one.
-            t, d = total[left], difference[left]
-            left = left[(d < t) & ~(self.delta_below(t, d) > self.delta)]
-            if not left.size:
+            t, d = total[open_indices], difference[open_indices]
+            open_indices = open_indices[(d < t) & ~(self.delta_below(t, d) > self.delta)]
+            if not open_indices.size:
                 return total, difference
-            difference[left] *= 1 + upwards
-            upwards *= 1.5
+            difference[open_indices] *= 1 + margin
+            margin *= 1.5
 
     def delta_below(self, total: np.ndarray, difference: np.ndarray) -> np.ndarray:
         """Return a lower bound of delta of k results at eps, from t = u + v and v - u."""
@@ -235,8 +235,8 @@ class Region:
             loss = np.log1p(2 * difference / (total - difference))
             losses = np.arange(1, self.count + 1) * loss[:, None]
         # A larger eps has a smaller delta. It exceeds the rounding error of the losses.
-        over = losses - (self.epsilon * (1 + 1e-12) + 1e-12)
-        gains = np.where(over > 0, -np.expm1(-np.maximum(over, 0.0)), 0.0)
+        excess = losses - (self.epsilon * (1 + 1e-12) + 1e-12)
+        gains = np.where(excess > 0, -np.expm1(-np.maximum(excess, 0.0)), 0.0)
         sums = _power(masses, self.count)[:, self.count + 1 :]
         return np.asarray((sums * gains).sum(axis=1) * (1 - _SUM_ERROR))
 
@@ -252,10 +252,10 @@ def _power(masses: np.ndarray, count: int) -> np.ndarray:
     return result
 
 
-def _convolve(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    result = np.zeros((len(one), one.shape[1] + other.shape[1] - 1))
-    for index in range(other.shape[1]):
-        result[:, index : index + one.shape[1]] += one * other[:, index : index + 1]
+def _convolve(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    result = np.zeros((len(first), first.shape[1] + second.shape[1] - 1))
+    for index in range(second.shape[1]):
+        result[:, index : index + first.shape[1]] += first * second[:, index : index + 1]
     result[result < _MIN_MASS] = 0.0  # Less is a lower bound, too, and subnormal floats are slow.
     return result
 
@@ -263,7 +263,7 @@ def _convolve(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 class Program:
     """The linear program of the bound at sensitivity 1, on knots that are equally spaced from s/2 of each shift s."""
 
-    def __init__(self, deviation: float, log_odds: float, shifts: np.ndarray, near: np.ndarray) -> None:
+    def __init__(self, deviation: float, log_odds: float, shifts: np.ndarray, small_shift_slopes: np.ndarray) -> None:
         spacing = deviation / _KNOTS_PER_DEVIATION
         if spacing < 0.5:  # Then shifts are multiples of it.
             spacing = 1 / min(2 * math.ceil(0.5 / spacing), _MAX_KNOTS)
@@ -271,7 +271,7 @@ class Program:
             deviation / math.sqrt(2) * (min(log_odds, _MAX_LOG_ODDS) + 5),
             max(_MAX_DEVIATIONS * deviation, log_odds + 5),
         )
-        self.near = near
+        self.small_shift_slopes = small_shift_slopes
         self.shifts = np.unique(np.round(shifts / spacing)) * spacing if spacing <= 0.5 else shifts[-1:]
         self.spacing = spacing
         self.knots = [s / 2 + spacing * np.arange(max(math.ceil(reach / spacing), 3)) for s in self.shifts]
@@ -287,10 +287,10 @@ class Program:
         x = self.points
         blocks, slope_of_block = [], []
         for s, y in zip(self.shifts, self.knots, strict=True):
-            gained = (self._at(x + s, y) + self._at(s - x, y)) / 2
-            lost = (self._at(x, y) + self._at(-x, y)) / 2
+            gained = (self._interpolation_matrix(x + s, y) + self._interpolation_matrix(s - x, y)) / 2
+            lost = (self._interpolation_matrix(x, y) + self._interpolation_matrix(-x, y)) / 2
             for index, slope in enumerate(slopes):
-                if s > 1 - 1e-9 or self.near[0] <= slope <= self.near[1]:
+                if s > 1 - 1e-9 or self.small_shift_slopes[0] <= slope <= self.small_shift_slopes[1]:
                     blocks.append(gained - slope * lost)
                     slope_of_block.append(index)
         gains = sparse.hstack(blocks).tocsr()
@@ -324,24 +324,25 @@ class Program:
         rounding = _POSITION_ERROR * max(1.0, 1 / self.spacing) * size
         # A square exceeds its chord, less a quarter of the squared distance of the ends.
         value = float((x**2 + gains @ functions).min()) - float(np.diff(x).max()) ** 2 / 4
-        parts = limits * costs
-        bound = value - float(parts.sum()) * (1 + _SUM_ERROR) - rounding
-        return max(bound, 0.0), np.bincount(slope_of_block, parts, len(slopes))
+        limit_costs = limits * costs
+        bound = value - float(limit_costs.sum()) * (1 + _SUM_ERROR) - rounding
+        return max(bound, 0.0), np.bincount(slope_of_block, limit_costs, len(slopes))
 
-    def _at(self, z: np.ndarray, knots: np.ndarray) -> RealArray:
+    def _interpolation_matrix(self, z: np.ndarray, knots: np.ndarray) -> RealArray:
         """Return the matrix from values at the knots to values at z: 0 one spacing below them, constant beyond."""
         from scipy import sparse
 
-        place = np.minimum((z - knots[0]) / self.spacing, len(knots) - 1.0)
-        whole = np.round(place)
-        place = np.where(np.abs(place - whole) < _ON_KNOT * max(1.0, 1 / self.spacing), whole, place)
-        index = np.floor(place).astype(int)
+        position = np.minimum((z - knots[0]) / self.spacing, len(knots) - 1.0)
+        nearest_knot = np.round(position)
+        is_on_knot = np.abs(position - nearest_knot) < _ON_KNOT * max(1.0, 1 / self.spacing)
+        position = np.where(is_on_knot, nearest_knot, position)
+        index = np.floor(position).astype(int)
         rows, columns, weights = [], [], []
-        for at, weight in ((index, index + 1 - place), (index + 1, place - index)):
-            inside = (at >= 0) & (at < len(knots)) & (weight > 0)
-            rows.append(np.flatnonzero(inside))
-            columns.append(at[inside])
-            weights.append(weight[inside])
+        for column, weight in ((index, index + 1 - position), (index + 1, position - index)):
+            is_on_grid = (column >= 0) & (column < len(knots)) & (weight > 0)
+            rows.append(np.flatnonzero(is_on_grid))
+            columns.append(column[is_on_grid])
+            weights.append(weight[is_on_grid])
         shape = len(z), len(knots)
         entries = np.concatenate(weights), (np.concatenate(rows), np.concatenate(columns))
         return sparse.csr_matrix(entries, shape)

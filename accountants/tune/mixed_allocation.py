@@ -41,7 +41,7 @@ _MAX_VALUE_RATIO = 1.05  # The ratio to the best value at which no more Laplace 
 # The logarithm of the common factor of all ratios:
 _TOLERANCE = 1e-4  # its tolerance,
 _MAX_STEP = 1.0  # the longest step,
-_SEARCHED = 40.0  # and how far from 0 it is searched.
+_SEARCH_RADIUS = 40.0  # and how far from 0 it is searched.
 _REFINEMENTS = 5  # Of the number of queries with Laplace noise.
 
 
@@ -100,11 +100,11 @@ def allocate_mixed(sensitivities: object, *, epsilon: float, delta: float, weigh
         raise ValueError(f"weights: have shape {w.shape}; the sensitivities have {s.shape}")
     search = _Search(s, np.broadcast_to(w, s.shape), float(epsilon), float(delta))
     count = search.best_count()
-    allocations = [search.one_kind(Gaussian(1.0))]
+    allocations = [search.single_noise(Gaussian(1.0))]
     if count < s.size:
-        allocations.append(search.certified(count))
+        allocations.append(search.certify(count))
     else:
-        allocations.append(search.one_kind(Laplace(1.0)))
+        allocations.append(search.single_noise(Laplace(1.0)))
     return min(allocations, key=lambda allocation: allocation.value)
 
 
@@ -116,14 +116,14 @@ class _Search:
         self.order = np.argsort(-weights * sensitivities**2, kind="stable")
         self.values: dict[int, float] = {}
 
-    def one_kind(self, noise: Distribution) -> MixedAllocation:
+    def single_noise(self, noise: Distribution) -> MixedAllocation:
         """Return the allocation of noise of one kind for all queries."""
         queries = Additive(noise, self.s)
-        found = allocate(queries, epsilon=self.epsilon, delta=self.delta, weights=self.w)
+        allocation = allocate(queries, epsilon=self.epsilon, delta=self.delta, weights=self.w)
         is_laplace = isinstance(noise, Laplace)
-        laplace, gaussian = (found.mechanism, None) if is_laplace else (None, found.mechanism)
-        kinds = np.full(self.s.shape, is_laplace)
-        return MixedAllocation(kinds, laplace, gaussian, found.value, found.epsilon, self.delta)
+        laplace, gaussian = (allocation.mechanism, None) if is_laplace else (None, allocation.mechanism)
+        all_queries = np.full(self.s.shape, is_laplace)
+        return MixedAllocation(all_queries, laplace, gaussian, allocation.value, allocation.epsilon, self.delta)
 
     def best_count(self) -> int:
         """Return the best number, at least 1, by doubling and by halving the distance to its neighbours."""
@@ -132,9 +132,10 @@ class _Search:
             count = min(2 * count, n)
         for _ in range(_REFINEMENTS):
             tried = sorted(self.values)
-            place = tried.index(min(tried, key=lambda count: self.values[count]))
-            near = [(tried[place] + other) // 2 for other in (*tried[place - 1 : place], *tried[place + 1 : place + 2])]
-            if not (new := [count for count in near if count not in self.values and count > 0]):
+            index = tried.index(min(tried, key=lambda count: self.values[count]))
+            neighbours = *tried[index - 1 : index], *tried[index + 1 : index + 2]
+            middles = [(tried[index] + neighbour) // 2 for neighbour in neighbours]
+            if not (new := [count for count in middles if count not in self.values and count > 0]):
                 break
             for count in new:
                 self.value(count)
@@ -144,13 +145,13 @@ class _Search:
         """Return about the least weighted sum of variances with so many queries of Laplace noise."""
         if count not in self.values:
             split = _Split(self, count, _LEVELS)
-            self.values[count] = split.value(split.descended())
+            self.values[count] = split.value(split.descend())
         return self.values[count]
 
-    def certified(self, count: int) -> MixedAllocation:
+    def certify(self, count: int) -> MixedAllocation:
         """Return the allocation whose bound meets the budget."""
         split = _Split(self, count, _FINAL_LEVELS)
-        ratios = split.descended()
+        ratios = split.descend()
 
         def scaled(factor: float) -> tuple[tuple[Additive, Additive], float]:
             laplace, gaussian = split.batches(factor * ratios)
@@ -159,9 +160,10 @@ class _Search:
 
         (laplace, gaussian), bound = within_budget(scaled, self.epsilon, 1.0)
         variances = np.empty(self.s.shape)
-        variances[split.first], variances[split.rest] = laplace.noise.variance, gaussian.noise.variance
-        kinds = np.isin(np.arange(self.s.size), split.first)
-        return MixedAllocation(kinds, laplace, gaussian, float((self.w * variances).sum()), bound, self.delta)
+        variances[split.laplace_indices] = laplace.noise.variance
+        variances[split.gaussian_indices] = gaussian.noise.variance
+        is_laplace = np.isin(np.arange(self.s.size), split.laplace_indices)
+        return MixedAllocation(is_laplace, laplace, gaussian, float((self.w * variances).sum()), bound, self.delta)
 
 
 class _Split:
@@ -173,20 +175,20 @@ class _Split:
     def __init__(self, search: _Search, count: int, levels: int) -> None:
         self.epsilon, self.delta = search.epsilon, search.delta
         # In the order of the queries.
-        self.first, self.rest = np.sort(search.order[:count]), np.sort(search.order[count:])
+        self.laplace_indices, self.gaussian_indices = np.sort(search.order[:count]), np.sort(search.order[count:])
         self.s, self.w = search.s, search.w
-        s, w = self.s[self.first], self.w[self.first]
-        start, self.level_of = np.unique(in_levels((w * s**2) ** 0.25, levels), return_inverse=True)
-        self.counts = np.bincount(self.level_of, minlength=len(start))
-        self.shares = (self.s * np.sqrt(self.w))[self.rest]
+        s, w = self.s[self.laplace_indices], self.w[self.laplace_indices]
+        start, self.level_index = np.unique(in_levels((w * s**2) ** 0.25, levels), return_inverse=True)
+        self.counts = np.bincount(self.level_index, minlength=len(start))
+        self.gaussian_weights = (self.s * np.sqrt(self.w))[self.gaussian_indices]
         # The weighted variances are these over the squared ratios.
-        self.costs = np.append(2 * np.bincount(self.level_of, w * s**2), self.shares.sum() ** 2)
+        self.costs = np.append(2 * np.bincount(self.level_index, w * s**2), self.gaussian_weights.sum() ** 2)
 
     @cached_property
     def start(self) -> np.ndarray:
         """Return ratios that are best if the composed epsilon depends on the sum of their squares."""
         costs, counts = self.costs, np.append(self.counts, 1)
-        return (costs / counts)[: len(self.counts) + bool(len(self.rest))] ** 0.25
+        return (costs / counts)[: len(self.counts) + bool(len(self.gaussian_indices))] ** 0.25
 
     def value(self, ratios: np.ndarray) -> float:
         return float((self.costs[: len(ratios)] / ratios**2).sum())
@@ -197,7 +199,7 @@ class _Split:
             RepeatedReleases(noise_pairs(Laplace(1.0), ratio), count)
             for ratio, count in zip(ratios.tolist(), self.counts.tolist(), strict=False)
         ]
-        if len(self.rest):
+        if len(self.gaussian_indices):
             terms.append(RepeatedReleases(noise_pairs(Gaussian(1.0), float(ratios[-1])), 1))
         return rough_epsilon(Guarantee(tuple(terms)), self.delta)
 
@@ -207,10 +209,10 @@ class _Split:
         def missing(t: float, _: object) -> float:
             return math.log(self.epsilon / self.estimate(ratios * math.exp(t)))
 
-        ends = -_SEARCHED, _SEARCHED
+        ends = -_SEARCH_RADIUS, _SEARCH_RADIUS
         return ratios * math.exp(newton(missing, (), 0.0, ends, tolerance=_TOLERANCE, longest=_MAX_STEP, clip=True))
 
-    def descended(self) -> np.ndarray:
+    def descend(self) -> np.ndarray:
         """Return the best ratios on the budget."""
         size = math.sqrt(float((np.append(self.counts, 1)[: len(self.start)] * self.start**2).sum()))
         best = ratios = self.on_budget(self.start * self.epsilon / size / 5)
@@ -226,20 +228,20 @@ class _Split:
 
     def _gain(self, ratios: np.ndarray, index: int) -> float:
         """Return the derivative of the composed epsilon in the logarithm of a ratio, which the budget's is near."""
-        up = ratios.copy()
-        up[index] *= math.exp(_DIFFERENCE)
-        return max(self.estimate(up) - self.epsilon, 1e-12) / _DIFFERENCE
+        shifted = ratios.copy()
+        shifted[index] *= math.exp(_DIFFERENCE)
+        return max(self.estimate(shifted) - self.epsilon, 1e-12) / _DIFFERENCE
 
     def batches(self, ratios: np.ndarray) -> tuple[Additive, Additive]:
         """Return the batches of Laplace and of Gaussian noise, with claims."""
         # Squared ratios of Gaussian noise are proportional to sqrt(w) s.
-        gaussian = ratios[-1] * np.sqrt(self.shares / self.shares.sum())
+        gaussian_ratios = ratios[-1] * np.sqrt(self.gaussian_weights / self.gaussian_weights.sum())
         batches = []
-        for noise, which, of_queries in (
-            (Laplace, self.first, ratios[:-1][self.level_of]),
-            (Gaussian, self.rest, gaussian),
+        for noise, indices, query_ratios in (
+            (Laplace, self.laplace_indices, ratios[:-1][self.level_index]),
+            (Gaussian, self.gaussian_indices, gaussian_ratios),
         ):
-            queries = Additive(noise(np.ones(len(which))), self.s[which])
-            problem = Problem.of(queries, self.w[which], self.epsilon, self.delta)
-            batches.append(problem.claiming(problem.mechanism(of_queries)))
+            queries = Additive(noise(np.ones(len(indices))), self.s[indices])
+            problem = Problem.from_batch(queries, self.w[indices], self.epsilon, self.delta)
+            batches.append(problem.with_claims(problem.mechanism(query_ratios)))
         return batches[0], batches[1]

@@ -45,6 +45,7 @@ __all__ = [
     "worst_variance",
 ]
 
+
 _NODES, _WEIGHTS = gauss_legendre(2)
 # Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
 _INPUTS = np.linspace(0.0, 1.0, 33)
@@ -77,13 +78,13 @@ def mean_absolute_error(mechanism: Mechanism, x: Real) -> Real:
 
 def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     """Return the least t with P(|release - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
-    still, place, share = without_derivative((mechanism, x, beta))
-    most = still.error_bound(place)
+    fixed, fixed_x, fixed_beta = without_derivative((mechanism, x, beta))
+    most = fixed.error_bound(fixed_x)
     least = namespace(most).zeros_like(floating(most))
-    t = bisect(lambda t: probability_within(still, place, t) < 1 - share, least, most, _BISECTIONS)[1]
+    t = bisect(lambda t: probability_within(fixed, fixed_x, t) < 1 - fixed_beta, least, most, _BISECTIONS)[1]
     if namespace(t, *jax.tree.leaves(mechanism)) is np:
         return t
-    _, slope = jax.jvp(partial(probability_within, still, place), (t,), (jnp.ones_like(t),))
+    _, slope = jax.jvp(partial(probability_within, fixed, fixed_x), (t,), (jnp.ones_like(t),))
     rise = probability_within(mechanism, x, t) - (1 - beta)
     # One Newton step of value 0: it carries the derivative. On an atom, or at a kink, the quantile stays.
     rise = rise - jax.lax.stop_gradient(rise)
@@ -105,10 +106,10 @@ def channel(mechanism: Mechanism) -> RealArray:
     (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
     x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS_IN_BIN) + 0.5) / (_BINS * _INPUTS_IN_BIN)
     inner = low + (high - low) * np.linspace(0, 1, _CELLS + 1)[1:-1, None]
-    below = mechanism.cdf(inner, x)
-    xp = namespace(below)
-    below = xp.concatenate([xp.zeros((1, x.size)), below, xp.ones((1, x.size))])
-    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS_IN_BIN).mean(-1)
+    cdf = mechanism.cdf(inner, x)
+    xp = namespace(cdf)
+    cdf = xp.concatenate([xp.zeros((1, x.size)), cdf, xp.ones((1, x.size))])
+    return xp.diff(cdf, axis=0).reshape(_CELLS, _BINS, _INPUTS_IN_BIN).mean(-1)
 
 
 def cdf_error(mechanism: Local, reports: Real) -> Real:
@@ -171,30 +172,30 @@ class Objective:
         bound: the function for the mechanism that is released, if the value of a search is an estimate.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Real]
     name: str
     sign: int = 1
     numbers: tuple[Real | None, ...] = ()
     theta: Real | None = None
     power: int | None = None
     places: int = 0
-    bound: Callable[..., Any] | None = None
+    bound: Callable[..., Real] | None = None
 
     @property
     def of_release(self) -> Objective:
         """Return the objective that a mechanism is certified by."""
         return self if self.bound is None else dataclasses.replace(self, function=self.bound, bound=None)
 
-    def __call__(self, mechanism: Any) -> Real:
+    def __call__(self, mechanism: object) -> Real:
         """Return the value, in its natural direction."""
         numbers = self.numbers if self.theta is None else (*self.numbers, self.theta)
         return self.function(mechanism, *numbers)
 
     def on_unit(self, lower: Any, upper: Any) -> Objective:
         """Return the same where the interval [lower, upper] is [-1, 1]."""
-        places = tuple(((x - lower) - (upper - x)) / (upper - lower) for x in self.numbers[: self.places])
+        unit_inputs = tuple(((x - lower) - (upper - x)) / (upper - lower) for x in self.numbers[: self.places])
         theta = None if self.theta is None else 2 * self.theta / (upper - lower)
-        return dataclasses.replace(self, numbers=(*places, *self.numbers[self.places :]), theta=theta)
+        return dataclasses.replace(self, numbers=(*unit_inputs, *self.numbers[self.places :]), theta=theta)
 
     def factor(self, unit: Real) -> Real:
         """Return the factor from values in units of a length to those in data units."""
@@ -237,7 +238,7 @@ def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
     return Objective(_average_variance, "average variance", numbers=(ends, w / w.sum()), power=2, places=1)
 
 
-def _average_variance(mechanism: Any, edges: RealArray | None, weights: RealArray) -> Real:
+def _average_variance(mechanism: Parabolic, edges: RealArray | None, weights: RealArray) -> Real:
     """Return the mean by two Gauss-Legendre nodes a bin: exact, since every variance is a quadratic in x."""
     if edges is None:
         low, high = mechanism.input_interval
@@ -251,7 +252,7 @@ def absolute_error(x: Real | None = None) -> Objective:
     return _of_inputs(mean_absolute_error, "absolute error", 1, x, power=1)
 
 
-def acceptance(theta: Real, x: Any = None) -> Objective:
+def acceptance(theta: Real, x: Real | None = None) -> Objective:
     """Return P(|release - x| <= theta), which is maximised; x is by default the worst input.
 
     The tolerated error theta is in data units. A family with budget recycling recycles beyond it too, unless it has a
@@ -334,10 +335,10 @@ def _of_guarantee(
 
 @cache  # One object for each, so that equal objectives compile once.
 def _risk(risk: Callable[..., Real], releases: Releases | None) -> Callable[..., Real]:
-    return partial(_risk_of, risk, releases)
+    return partial(_evaluate_risk, risk, releases)
 
 
-def _risk_of(risk: Callable[..., Real], releases: Releases | None, mechanism: object, *numbers: Real) -> Real:
+def _evaluate_risk(risk: Callable[..., Real], releases: Releases | None, mechanism: object, *numbers: Real) -> Real:
     report = guarantee(mechanism)
     return risk(report if releases is None else releases(report), *numbers)
 
@@ -364,20 +365,20 @@ def _of_inputs(
     function: Callable[..., Real], name: str, sign: int, x: Real | None, *numbers: Real, power: int
 ) -> Objective:
     if x is None:
-        return Objective(_at_worst(function, sign), f"{name} at the worst input", sign, numbers, power=power)
+        return Objective(_worst_case(function, sign), f"{name} at the worst input", sign, numbers, power=power)
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
     return Objective(function, name, sign, (x, *numbers), power=power, places=1)
 
 
 @cache  # One object for each, so that equal objectives compile once.
-def _at_worst(function: Callable[..., Real], sign: int) -> Callable[..., Real]:
-    return partial(_worst_of, function, sign)
+def _worst_case(function: Callable[..., Real], sign: int) -> Callable[..., Real]:
+    return partial(_evaluate_at_worst, function, sign)
 
 
-def _worst_of(function: Callable[..., Real], sign: int, mechanism: object, *numbers: Real) -> Real:
+def _evaluate_at_worst(function: Callable[..., Real], sign: int, mechanism: object, *numbers: Real) -> Real:
     """Return the function of the worst input; for additive noise of 0, as all inputs are alike."""
     inputs: Real = np.zeros(1)
-    values: Any
+    values: RealArray
     if isinstance(mechanism, Local):
         low, high = mechanism.input_interval
         inputs = low + (high - low) * namespace(low, high).asarray(_INPUTS)
@@ -426,21 +427,21 @@ class Constraint:
         name, limit = self._limit
         return f"{self.objective.name} {name.replace('_', ' ')} {limit:g}"  # type: ignore[union-attr]
 
-    def tightened(self, share: float) -> Constraint:
+    def tightened(self, fraction: float) -> Constraint:
         """Return the constraint with its limit moved to the stricter side, by a share of it."""
         name, limit = self._limit
         sign = 1 if name == "at_least" else -1
-        return dataclasses.replace(self, **{name: limit + sign * share * (abs(limit) or 1.0)})
+        return dataclasses.replace(self, **{name: limit + sign * fraction * (abs(limit) or 1.0)})
 
-    def missed(self, value: float) -> float:
+    def violation(self, value: float) -> float:
         """Return how far this value of the objective misses the limit, relative to it; 0 where it meets it."""
         name, limit = self._limit
-        missing = value - limit if name == "at_most" else limit - value
+        excess = value - limit if name == "at_most" else limit - value
         # NaN meets no limit.
-        return 0.0 if missing <= 0 else missing / (abs(limit) or 1.0) if missing > 0 else np.inf
+        return 0.0 if excess <= 0 else excess / (abs(limit) or 1.0) if excess > 0 else np.inf
 
 
-def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
+def evaluate_in_unit(unit: Real, objective: Objective, mechanism: Member) -> Real:
     """Return the objective of one mechanism, in its natural direction, in units of a length."""
     # Digits on [-1, 1], and of noise at a sensitivity next to 1, depend on no place and on no length.
     if objective.power is not None and isinstance(mechanism, Local):
@@ -450,27 +451,29 @@ def relative_to(unit: Any, objective: Objective, mechanism: Member) -> Real:
         return objective.on_unit(-unit, unit)(
             Additive(rescaled(mechanism.noise, 1 / unit), mechanism.sensitivity / unit)
         )
-    return _value_of(objective, mechanism) / objective.factor(unit)
+    return _evaluate(objective, mechanism) / objective.factor(unit)
 
 
 def evaluate(objective: Objective, mechanism: object) -> Real:
     """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
-    return relative_to(1.0, objective, mechanism) if isinstance(mechanism, Local) else _value_of(objective, mechanism)
+    if isinstance(mechanism, Local):
+        return evaluate_in_unit(1.0, objective, mechanism)
+    return _evaluate(objective, mechanism)
 
 
-def _value_of(objective: Objective, mechanism: object) -> Real:
+def _evaluate(objective: Objective, mechanism: object) -> Real:
     leaves = jax.tree.leaves(mechanism)
     is_pytree = not (len(leaves) == 1 and leaves[0] is mechanism)
     if objective.power is None and is_pytree and namespace(*leaves) is np:
         return _compiled(objective, mechanism)
-    return _number_of(objective, mechanism)
+    return _checked_value(objective, mechanism)
 
 
-def _number_of(objective: Objective, mechanism: object) -> Real:
+def _checked_value(objective: Objective, mechanism: object) -> Real:
     value: Real = objective(mechanism)
     if np.shape(value) or not isinstance(value, float | int | np.number | np.ndarray | jax.Array):
         raise TypeError(f"objective: {objective.name} of a mechanism is {value!r}; one number is needed")
     return value
 
 
-_compiled = jax.jit(_number_of)
+_compiled = jax.jit(_checked_value)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax import Array
 
 from accountants.tune import domains
 from accountants.tune.family import Family, Member
-from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, relative_to
+from accountants.tune.objectives import Constraint, Objective, as_objective, evaluate, evaluate_in_unit
 from dpkernels.numerics import Real, RealArray
 from dpkernels.programs import QUICKLY_COMPILED
 from dpkernels.pytrees import PyTree
@@ -39,7 +39,7 @@ _KINK_GAIN = 1e-6  # The relative gain that another simplex follows.
 _MAX_Z = 60.0  # The largest |z| of a bracket.
 _BRACKET_GROWTH = 1.6  # The growth of the steps of a bracket.
 _FIRST_STEP = 0.01  # The first step from a start that is known to be good.
-_MAX_ALIKE = 2  # Brent's method ends after so many values in a row that differ from the best by less than the gain.
+_MAX_SIMILAR = 2  # Brent's method ends after so many values in a row that differ from the best by less than the gain.
 _HALVINGS = 50  # Of the way from a member that meets a constraint to one that misses it.
 # The weight of a missed constraint, relative to the value, at first. It grows by the square of that,
 _PENALTY = 10.0
@@ -50,21 +50,43 @@ class SearchResult(NamedTuple):
     """The best unconstrained point z, (n,), its cost, infinite if no point was feasible, and the descent to it.
 
     ``path`` has (z, cost) after each step. ``solved`` is ``Family.solved_budget`` at z.
-    ``memory`` is the state of the optimizer, and ``promised`` what its next step would gain by the slope.
+    ``optimizer_state`` is that of the descent, and ``predicted_gain`` what its next step would gain by the slope.
     """
 
     z: np.ndarray
     value: float
     solved: float = 0.0
     path: Sequence[tuple[np.ndarray, float]] = ()
-    memory: BfgsState | None = None
-    promised: float = 0.0
+    optimizer_state: BfgsState | None = None
+    predicted_gain: float = 0.0
 
 
 NOTHING = SearchResult(np.zeros(0), math.inf)
 
 
 @dataclass
+class Record:
+    """What the evaluations of costs have shown so far.
+
+    Attributes:
+        evaluations: how many members have been built.
+        infeasibility: why the last infeasible member is none.
+        best_feasible: the best point that meets all constraints.
+        least_violation: the least violation of all constraints by a member; see ``Constraint.violation``.
+        solved: the budget that the family solved for the last feasible member; the next search for one starts there.
+        last_point, last_slopes: the point of the last call of the program, and the derivatives there.
+    """
+
+    evaluations: int = 0
+    infeasibility: ValueError | None = None
+    best_feasible: SearchResult = NOTHING
+    least_violation: float = math.inf
+    solved: float = 0.0
+    last_point: np.ndarray | None = None
+    last_slopes: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+
+@dataclass(frozen=True)
 class Cost:
     """The function of z that is minimised: the objective's sign times its value, in the family's unit.
 
@@ -73,60 +95,50 @@ class Cost:
     Attributes:
         program: ``QUICK`` or ``OPTIMISED``, in which members are traced and derivatives exact. Without one members are
             plain numbers, and derivatives differences, as those of one number always are. Constraints need that.
-        evaluations: how many members have been built.
-        refusal: why the last infeasible member is none.
-        nearest: the best point that meets all constraints.
-        least_missed: the least that a member missed of the constraints, relative to them; see ``Constraint.missed``.
-        solved: the budget that the family solved for the last feasible member; the next search for one starts there.
-        last_point, last_slopes: the point of the last call of the program, and the derivatives there.
+        record: what is remembered of evaluations; costs of one search share it.
     """
 
     family: Family
     objective: Objective
     constraints: tuple[Constraint, ...] = ()
-    program: Callable[..., RealArray] | None = None
+    program: Callable[..., tuple[Array, Array, Array]] | None = None
     weight: float = 0.0
-    evaluations: int = 0
-    refusal: ValueError | None = None
-    nearest: SearchResult = NOTHING
-    least_missed: float = math.inf
-    solved: float = 0.0
-    last_point: np.ndarray | None = field(default=None, repr=False)
-    last_slopes: Any = field(default=None, repr=False)
+    record: Record = field(default_factory=Record)
 
     def __call__(self, z: np.ndarray) -> float:
-        self.evaluations += 1
+        record = self.record
+        record.evaluations += 1
         if self.program:
-            value, solved, slopes = self.program(self.family, self.objective, z, self.solved)
-            self.last_point, self.last_slopes = z, np.asarray(slopes)
-            value, solved, missed = float(value), float(solved), 0.0
+            *numbers, slopes = self.program(self.family, self.objective, z, record.solved)
+            record.last_point, record.last_slopes = z, np.asarray(slopes)
+            (value, solved), violation = map(float, numbers), 0.0
         else:
             with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
-                value, solved, missed = self._evaluate_numbers(z)
+                value, solved, violation = self._evaluate_numbers(z)
         if value == -math.inf:
             raise ValueError(f"objective: {self.objective.name} of {self.family.name} is not bounded")
-        if not value + missed < math.inf:
+        if not value + violation < math.inf:
             return math.inf
-        self.solved = solved if math.isfinite(solved) else 0.0
-        if missed == 0 and value < self.nearest.value:
-            self.nearest = SearchResult(np.array(z), value, self.solved)
-        return value + self.weight * missed
+        record.solved = solved if math.isfinite(solved) else 0.0
+        if violation == 0 and value < record.best_feasible.value:
+            record.best_feasible = SearchResult(np.array(z), value, record.solved)
+        return value + self.weight * violation
 
     def _evaluate_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
         """Return the value, the solved budget, and what is missed of the constraints."""
         try:
-            member = self.family.build_warm_started(domains.constrain(self.family.domains, z), self.solved)
-            value = self.objective.sign * float(relative_to(self.family.unit, self.objective, member))
+            member = self.family.build_warm_started(domains.constrain(self.family.domains, z), self.record.solved)
+            value = self.objective.sign * float(evaluate_in_unit(self.family.unit, self.objective, member))
             values = [float(evaluate(as_objective(constraint.objective), member)) for constraint in self.constraints]
-            missed = sum(map(Constraint.missed, self.constraints, values), 0.0)
+            violation = sum(map(Constraint.violation, self.constraints, values), 0.0)
         except ValueError as error:  # No member meets the budget, or its parameters are none.
-            self.refusal = error
+            self.record.infeasibility = error
             return math.inf, 0.0, 0.0
         if any(np.isnan(number).any() for number in _numbers(member)):
             return math.inf, 0.0, 0.0
         if self.constraints:
-            self.least_missed = min(self.least_missed, missed)
-        return value, float(self.family.solved_budget(member)), missed
+            self.record.least_violation = min(self.record.least_violation, violation)
+        return value, float(self.family.solved_budget(member)), violation
 
     def gradient(self, z: np.ndarray, value: float) -> np.ndarray:
         """Return the derivatives at the point of the last call, exact or by differences.
@@ -134,9 +146,9 @@ class Cost:
         Differences are to both sides, or to one next to where no member is feasible.
         """
         if self.program and z.size > 1:
-            if self.last_point is not z:
+            if self.record.last_point is not z:
                 self(z)
-            return self.last_slopes
+            return self.record.last_slopes
         step = _DIFFERENCE * self.family.patience[1]
         slopes = np.empty(z.size)
         for axis, move in enumerate(step * np.eye(z.size)):
@@ -156,23 +168,26 @@ def traced_cost(family: Family, objective: Objective, z: Array, solved: Real = 0
     TRACES.append(family.name)
     member = family.build_warm_started(domains.constrain(family.domains, z), solved)
     infeasible = jnp.array([jnp.isnan(number).any() for number in _numbers(member)]).any()
-    value = objective.sign * relative_to(family.unit, objective, member)
+    value = objective.sign * evaluate_in_unit(family.unit, objective, member)
     return jnp.where(infeasible, jnp.inf, value), family.solved_budget(member)
 
 
-def _traced(family: Family, objective: Objective, z: Array, solved: Array) -> tuple[Any, Any, Any]:
+def _traced_cost_and_slopes(
+    family: Family, objective: Objective, z: Array, solved: Array
+) -> tuple[Array, Real, Array | tuple[()]]:
     """Return ``traced_cost``, and its derivatives, forwards along each axis; of one number none, Brent needs none."""
-    at = partial(traced_cost, family, objective, solved=solved)
+    cost = partial(traced_cost, family, objective, solved=solved)
     if z.size == 1:
-        return *at(z), ()
-    along = partial(jax.jvp, at, (z,), has_aux=True)
-    value, slopes, spends = jax.vmap(lambda axis: along((axis,)), out_axes=(None, 0, None))(jnp.eye(z.size))
-    return value, spends, slopes
+        return *cost(z), ()
+    derivative = partial(jax.jvp, cost, (z,), has_aux=True)
+    axes = jnp.eye(z.size)
+    value, slopes, solved_budgets = jax.vmap(lambda axis: derivative((axis,)), out_axes=(None, 0, None))(axes)
+    return value, solved_budgets, slopes
 
 
-QUICK = jax.jit(_traced, compiler_options=QUICKLY_COMPILED)
+QUICK = jax.jit(_traced_cost_and_slopes, compiler_options=QUICKLY_COMPILED)
 # This one takes three times as long to compile, and half as long to run.
-OPTIMISED = jax.jit(_traced)
+OPTIMISED = jax.jit(_traced_cost_and_slopes)
 
 
 def search(
@@ -180,35 +195,36 @@ def search(
     points: np.ndarray,
     turns: int,
     optimizer: optax.GradientTransformation | None = None,
-    near: SearchResult | None = None,
+    warm_start: SearchResult | None = None,
 ) -> SearchResult:
     """Return the best of all starts, each from the best of its points, an array of shape (points, starts, n).
 
-    With ``near`` the only start is what was found nearby, such as at a neighbouring budget.
+    With ``warm_start`` the only start is what was found nearby, such as at a neighbouring budget.
     """
     if optimizer is None and points.shape[-1] == 1:
-        return _by_brent(cost, points, turns, near)
-    rule = bfgs() if optimizer is None else _on_host(optimizer, cost)
-    if near is not None:
-        memory = near.memory if optimizer is None else None
-        start = near._replace(value=cost(near.z), path=(), memory=memory)
+        return _search_one_number(cost, points, turns, warm_start)
+    rule = bfgs() if optimizer is None else _optax_on_host(optimizer, cost)
+    if warm_start is not None:
+        optimizer_state = warm_start.optimizer_state if optimizer is None else None
+        start = warm_start._replace(value=cost(warm_start.z), path=(), optimizer_state=optimizer_state)
         return descend(cost, rule, start, turns, optimizer is None) if start.value < math.inf else NOTHING
-    beginnings = []
+    starts = []
     for start in points.swapaxes(0, 1):
         values = [cost(point) for point in start]
         least = int(np.argmin(values))
-        beginnings.append(SearchResult(start[least], values[least]))
-    descents = [each for each in beginnings if each.value < math.inf]
-    best_count = max(len(beginnings) // 4, _MIN_KEPT)
+        starts.append(SearchResult(start[least], values[least]))
+    descents = [start for start in starts if start.value < math.inf]
+    best_count = max(len(starts) // 4, _MIN_KEPT)
     while len(descents) > best_count:
-        ended = [descend(cost, rule, each, _TRIALS, optimizer is None) for each in descents]
-        descents = sorted(ended, key=lambda each: each.value)[: max(len(ended) // 2, best_count)]
-    done = [descend(cost, rule, each, turns, optimizer is None) for each in descents]
-    best = min(done, key=lambda each: each.value, default=NOTHING)
-    return _across_kinks(cost, best, turns) if best.promised > cost.family.patience[1] * abs(best.value) else best
+        ended = [descend(cost, rule, start, _TRIALS, optimizer is None) for start in descents]
+        descents = sorted(ended, key=lambda start: start.value)[: max(len(ended) // 2, best_count)]
+    done = [descend(cost, rule, start, turns, optimizer is None) for start in descents]
+    best = min(done, key=lambda start: start.value, default=NOTHING)
+    ended_at_kink = best.predicted_gain > cost.family.patience[1] * abs(best.value)
+    return _simplex_from_kink(cost, best, turns) if ended_at_kink else best
 
 
-def _across_kinks(cost: Cost, lowest: SearchResult, turns: int) -> SearchResult:
+def _simplex_from_kink(cost: Cost, lowest: SearchResult, turns: int) -> SearchResult:
     """Search on from where a descent ended at a kink, on steep slopes, by the simplex of Nelder and Mead."""
     from scipy.optimize import minimize  # Imported on use: it takes 0.15 s.
 
@@ -224,61 +240,75 @@ def _across_kinks(cost: Cost, lowest: SearchResult, turns: int) -> SearchResult:
         return lowest
     value = cost(simplex.x)
     path = [*lowest.path, (simplex.x, value)]
-    further = lowest._replace(z=simplex.x, value=value, solved=cost.solved, path=path, memory=None)
-    enough = lowest.value - value <= _KINK_GAIN * abs(value)
-    return further if enough else _across_kinks(cost, further, turns)
+    lower = lowest._replace(z=simplex.x, value=value, solved=cost.record.solved, path=path, optimizer_state=None)
+    is_negligible = lowest.value - value <= _KINK_GAIN * abs(value)
+    return lower if is_negligible else _simplex_from_kink(cost, lower, turns)
 
 
-def _by_brent(cost: Cost, points: np.ndarray, turns: int, near: SearchResult | None) -> SearchResult:
+def _search_one_number(cost: Cost, points: np.ndarray, turns: int, warm_start: SearchResult | None) -> SearchResult:
     """Search one number: around the lowest of the points, of which there may be several, by Brent's method."""
-    if near is None:
+    if warm_start is None:
         grid = np.sort(points.ravel())
         values = np.array([cost(np.array([z])) for z in grid])
-        around = np.concatenate([[math.inf], values, [math.inf]])
-        is_lowest = (values <= around[:-2]) & (values <= around[2:]) & (values < math.inf)
+        padded = np.concatenate([[math.inf], values, [math.inf]])
+        is_lowest = (values <= padded[:-2]) & (values <= padded[2:]) & (values < math.inf)
         lowest = sorted(np.flatnonzero(is_lowest).tolist(), key=values.__getitem__)[: points.shape[1]]
         steps = np.diff(grid, prepend=2 * grid[0] - grid[1]) if len(grid) > 1 else np.array([_FIRST_STEP])
-        brackets = [(grid[at], values[at], steps[at], steps[min(at + 1, len(grid) - 1)]) for at in lowest]
+        brackets = [(grid[i], values[i], steps[i], steps[min(i + 1, len(grid) - 1)]) for i in lowest]
     else:
-        brackets = [(float(near.z[0]), cost(near.z), _FIRST_STEP, _FIRST_STEP)]
+        brackets = [(float(warm_start.z[0]), cost(warm_start.z), _FIRST_STEP, _FIRST_STEP)]
     descents = [_brent(cost, *bracket, turns) for bracket in brackets if bracket[1] < math.inf]
-    return min(descents, key=lambda each: each.value, default=NOTHING)
+    return min(descents, key=lambda descent: descent.value, default=NOTHING)
 
 
-def _brent(cost: Cost, z: float, value: float, left: float, right: float, turns: int) -> SearchResult:
+def _brent(cost: Cost, z: float, value: float, lower_step: float, upper_step: float, turns: int) -> SearchResult:
     """Search around z, of this value; the minimum is first bracketed by ever wider steps."""
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
     path = [(np.array([z]), value)]
     gain = cost.family.patience[1]
-    solved, alike = cost.solved, 0
+    solved, similar_count = cost.record.solved, 0
 
     def evaluate(z: float) -> float:
-        nonlocal solved, alike
+        nonlocal solved, similar_count
         value = cost(np.array([z]))
-        alike = alike + 1 if value < math.inf and abs(value - path[-1][1]) <= gain * abs(value) else 0
+        similar_count = similar_count + 1 if value < math.inf and abs(value - path[-1][1]) <= gain * abs(value) else 0
         if value < path[-1][1]:
             path.append((np.array([z]), value))
-            solved = cost.solved
+            solved = cost.record.solved
         return value
 
-    def until_alike(z: float) -> float:
-        if alike >= _MAX_ALIKE:
+    def evaluate_until_similar(z: float) -> float:
+        if similar_count >= _MAX_SIMILAR:
             raise StopIteration
         return evaluate(z)
 
-    at = [(z - left, evaluate(z - left)), (z, value), (z + right, evaluate(z + right))]
-    while (side := 0 if at[0][1] < at[1][1] else 2 if at[2][1] < at[1][1] else 1) != 1 and abs(at[side][0]) < _MAX_Z:
-        z = at[side][0] + _BRACKET_GROWTH * (at[side][0] - at[1][0])
-        following = z, evaluate(z)
-        at = [following, at[0], at[1]] if side == 0 else [at[1], at[2], following]
-    (low, below), (middle, value), (high, above) = at
-    options = {"maxiter": turns}
+    def extrapolated(end: float, middle: float) -> tuple[float, float]:
+        z = end + _BRACKET_GROWTH * (end - middle)
+        return z, evaluate(z)
+
+    (low, low_value), middle = (z - lower_step, evaluate(z - lower_step)), z
+    high, high_value = z + upper_step, evaluate(z + upper_step)
+    while low_value < value and abs(low) < _MAX_Z:
+        (low, low_value), (middle, value), (high, high_value) = (
+            extrapolated(low, middle),
+            (low, low_value),
+            (middle, value),
+        )
+    while value <= low_value and high_value < value and abs(high) < _MAX_Z:
+        (low, low_value), (middle, value), (high, high_value) = (
+            (middle, value),
+            (high, high_value),
+            extrapolated(high, middle),
+        )
+    options: dict[str, float] = {"maxiter": turns}
     with np.errstate(invalid="ignore"), contextlib.suppress(StopIteration):  # Parabolas through infinite values.
-        if value < below and value < above:
-            minimize_scalar(until_alike, bracket=(low, middle, high), options={"xtol": gain, **options})
+        if value < low_value and value < high_value:
+            options |= {"xtol": gain}
+            minimize_scalar(evaluate_until_similar, bracket=(low, middle, high), options=options)
         else:
-            minimize_scalar(until_alike, bounds=(low, high), method="bounded", options={"xatol": gain, **options})
+            options |= {"xatol": gain}
+            minimize_scalar(evaluate_until_similar, bounds=(low, high), method="bounded", options=options)
     return SearchResult(*path[-1], solved, path)
 
 
@@ -298,33 +328,33 @@ def descend(
     z, value, solved, best = start.z, start.value, start.solved, start
     path = [*start.path] or [(z, value)]
     gradient = cost.gradient(z, value)
-    cost.solved = solved
-    step, memory = rule.update(gradient, start.memory or rule.init(z), z, value=value)
-    share, mark, stale = 1.0, value, 0
+    cost.record.solved = solved
+    step, optimizer_state = rule.update(gradient, start.optimizer_state or rule.init(z), z, value=value)
+    step_fraction, reference_value, stale = 1.0, value, 0
     for _ in range(turns):
-        promised = -share * float(gradient @ step)
-        if not np.isfinite(step).all() or (only_down and not promised > _NEGLIGIBLE * gain * abs(value)):
+        predicted_fall = -step_fraction * float(gradient @ step)
+        if not np.isfinite(step).all() or (only_down and not predicted_fall > _NEGLIGIBLE * gain * abs(value)):
             break
-        trial = z + share * step
+        trial = z + step_fraction * step
         trial_value = cost(trial)
         slopes = np.full(z.size, math.nan)
-        if trial_value < math.inf and (not only_down or trial_value <= value - _ARMIJO * promised):
+        if trial_value < math.inf and (not only_down or trial_value <= value - _ARMIJO * predicted_fall):
             slopes = cost.gradient(trial, trial_value)
         if np.isfinite(slopes).all():
-            z, value, gradient, share = trial, trial_value, slopes, 1.0
+            z, value, gradient, step_fraction = trial, trial_value, slopes, 1.0
             path.append((z, value))
-            step, memory = rule.update(gradient, memory, z, value=value)
+            step, optimizer_state = rule.update(gradient, optimizer_state, z, value=value)
             if value <= best.value:
-                best = SearchResult(z, value, cost.solved, memory=memory)
+                best = SearchResult(z, value, cost.record.solved, optimizer_state=optimizer_state)
         else:
             # A failed step is shortened to where a parabola of its slope and rise is lowest, to 0.1 to 0.5 of it.
-            bend = 2 * (trial_value - value + promised)
-            share *= min(max(promised / bend, 0.1), 0.5) if 0 < bend < math.inf else 0.25
-        gained = best.value < mark - gain * abs(best.value)
-        mark, stale = (best.value, 0) if gained else (mark, stale + 1)
+            curvature = 2 * (trial_value - value + predicted_fall)
+            step_fraction *= min(max(predicted_fall / curvature, 0.1), 0.5) if 0 < curvature < math.inf else 0.25
+        has_gained = best.value < reference_value - gain * abs(best.value)
+        reference_value, stale = (best.value, 0) if has_gained else (reference_value, stale + 1)
         if stale >= stale_turns:
             break
-    return best._replace(path=path, promised=-float(gradient @ step) if only_down else 0.0)
+    return best._replace(path=path, predicted_gain=-float(gradient @ step) if only_down else 0.0)
 
 
 class BfgsState(NamedTuple):
@@ -332,7 +362,7 @@ class BfgsState(NamedTuple):
 
     params: PyTree
     gradient: PyTree
-    inverse: Any
+    inverse: np.ndarray
 
 
 def bfgs() -> optax.GradientTransformation:
@@ -366,56 +396,62 @@ def bfgs() -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.GradientTransformation:
+def _optax_on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.GradientTransformation:
     """Return an optax transformation as one of NumPy numbers; its own line search evaluates the cost."""
     rule = optax.with_extra_args_support(optimizer)
 
     @jax.custom_jvp
-    def value_at(z: RealArray) -> Real:
+    def host_cost(z: RealArray) -> Real:
         return jax.pure_callback(lambda z: np.float64(cost(np.asarray(z))), jax.ShapeDtypeStruct((), z.dtype), z)
 
-    @value_at.defjvp
-    def _(primals: PyTree, tangents: PyTree) -> Any:
-        (z,), (moved,) = primals, tangents
-        value = value_at(z)
-        like = jax.ShapeDtypeStruct(z.shape, z.dtype)
-        slopes = jax.pure_callback(lambda z, at: cost.gradient(np.asarray(z), float(at)), like, z, value)
-        return value, (slopes * moved).sum()
+    @host_cost.defjvp
+    def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Real, Real]:
+        (z,), (tangent,) = primals, tangents
+        value = host_cost(z)
+        gradient_shape = jax.ShapeDtypeStruct(z.shape, z.dtype)
+        slopes = jax.pure_callback(
+            lambda z, value: cost.gradient(np.asarray(z), float(value)), gradient_shape, z, value
+        )
+        return value, (slopes * tangent).sum()
 
     @jax.jit
     def updated(gradient: Array, state: PyTree, params: Array, value: Array) -> np.ndarray:
-        return rule.update(gradient, state, params, value=value, grad=gradient, value_fn=value_at)
+        return rule.update(gradient, state, params, value=value, grad=gradient, value_fn=host_cost)
 
-    def update(gradient: np.ndarray, state: np.ndarray, params: PyTree = None, *, value: Real) -> Any:
-        step, memory = updated(gradient, state, params, value)
-        return np.asarray(step), memory
+    def update(
+        gradient: np.ndarray, state: np.ndarray, params: PyTree = None, *, value: Real
+    ) -> tuple[np.ndarray, PyTree]:
+        step, optimizer_state = updated(gradient, state, params, value)
+        return np.asarray(step), optimizer_state
 
     return optax.GradientTransformation(lambda z: rule.init(jnp.asarray(z)), update)
 
 
 def search_constrained(
-    cost: Cost, points: np.ndarray, turns: int, optimizer: object, near: SearchResult | None
+    cost: Cost, points: np.ndarray, turns: int, optimizer: object, warm_start: SearchResult | None
 ) -> SearchResult:
     """Return the best member that meets all constraints, by penalties that grow until they are met.
 
     A large enough penalty is exact: the least sum is where a constraint binds. From the best member that meets them all
     a last step leads towards that place, as far as they allow.
     """
-    lowest, heavier = NOTHING, _PENALTY
+    lowest, weight, record = NOTHING, _PENALTY, cost.record
     for _ in range(_MAX_PENALTIES):
-        typical = abs(cost.nearest.value) if cost.nearest.value < math.inf else 1.0
-        cost.weight, heavier = heavier * max(typical, 1e-300), heavier * _PENALTY**2
-        lowest = search(cost, points, turns, optimizer, near)
+        typical = abs(record.best_feasible.value) if record.best_feasible.value < math.inf else 1.0
+        cost = replace(cost, weight=weight * max(typical, 1e-300))
+        weight *= _PENALTY**2
+        lowest = search(cost, points, turns, optimizer, warm_start)
         if lowest.value == math.inf:
             return NOTHING
-        if cost.nearest.value - lowest.value <= 1e-3 * abs(lowest.value):
+        if record.best_feasible.value - lowest.value <= 1e-3 * abs(lowest.value):
             break
-        near = lowest
+        warm_start = lowest
     low, high = 0.0, 1.0
-    inside = cost.nearest
-    for _ in range(_HALVINGS if inside.value < math.inf else 0):
-        share = (low + high) / 2
-        before = cost.nearest
-        cost(inside.z + share * (lowest.z - inside.z))
-        low, high = (low, share) if cost.nearest is before else (share, high)
-    return cost.nearest._replace(path=[*lowest.path, (cost.nearest.z, cost.nearest.value)])
+    start = record.best_feasible
+    for _ in range(_HALVINGS if start.value < math.inf else 0):
+        fraction = (low + high) / 2
+        previous = record.best_feasible
+        cost(start.z + fraction * (lowest.z - start.z))
+        low, high = (low, fraction) if record.best_feasible is previous else (fraction, high)
+    best = record.best_feasible
+    return best._replace(path=[*lowest.path, (best.z, best.value)])

@@ -108,7 +108,7 @@ def best(
     at_least: float | None = None,
     at_most: float | None = None,
     subject_to: Sequence[Constraint] = (),
-    start: Mapping[str, Any] | Result | None = None,
+    start: Mapping[str, Real] | Result | None = None,
     starts: int | None = None,
     turns: int = TURNS,
     optimizer: optax.GradientTransformation | None = None,
@@ -156,12 +156,12 @@ def best(
     if start is not None and starts is not None:
         raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
     target = family.for_error(chosen.theta)
-    points, near = starting_points(target, starts), _near(target, start)
-    result = _by_search(target, chosen, constraints, points, near, *_limits(turns, optimizer))
+    points, warm_start = starting_points(target, starts), _parse_start(target, start)
+    result = _by_search(target, chosen, constraints, points, warm_start, *_limits(turns, optimizer))
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
-        if limit is not None and not sign * result.value >= sign * (wanted := checks.number(name, limit)):
+        if limit is not None and not sign * result.value >= sign * (bound := checks.number(name, limit)):
             raise ValueError(
-                f"{name}: {wanted:g} of {result.objective} is not feasible for {result.family}; the best achievable is "
+                f"{name}: {bound:g} of {result.objective} is not feasible for {result.family}; the best achievable is "
                 f"{result.value:.6g}"
             )
     return result
@@ -217,12 +217,12 @@ def pareto_front(
     def value_of_second(result: Result) -> float:
         return _value(second, result.mechanism)
 
-    nearest, farthest = search(first), search(second)
-    limits = np.linspace(value_of_second(nearest), value_of_second(farthest), points)[1:-1].tolist()
+    best_of_first, best_of_second = search(first), search(second)
+    limits = np.linspace(value_of_second(best_of_first), value_of_second(best_of_second), points)[1:-1].tolist()
     between = [search(first, subject_to=[Constraint(second, **{side: limit})]) for limit in limits]
-    value = _value(first, farthest.mechanism)
+    value = _value(first, best_of_second.mechanism)
     front: list[Result] = []
-    for result in (nearest, *between, replace(farthest, objective=first.name, value=value)):
+    for result in (best_of_first, *between, replace(best_of_second, objective=first.name, value=value)):
         values = result.value, value_of_second(result)
         while front and _is_no_better((first, second), front[-1].values, values, family.patience[1]):
             front.pop()
@@ -232,12 +232,12 @@ def pareto_front(
 
 
 def _is_no_better(
-    objectives: Sequence[Objective], values: Sequence[float], others: Sequence[float], gain: float
+    objectives: Sequence[Objective], values: Sequence[float], reference_values: Sequence[float], gain: float
 ) -> bool:
     """Return whether no objective is better at the values than at others, by more than what searches end at."""
     return all(
-        objective.sign * value >= objective.sign * other - gain * abs(other)
-        for objective, value, other in zip(objectives, values, others, strict=True)
+        objective.sign * value >= objective.sign * reference - gain * abs(reference)
+        for objective, value, reference in zip(objectives, values, reference_values, strict=True)
     )
 
 
@@ -270,23 +270,24 @@ def many(
         raise ValueError(f"family: holds an array of shape {shape}; at least one budget is needed")
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
     order = np.lexsort(columns[::-1]).tolist()
-    rows = [jax.tree.unflatten(tree, [column[at] for column in columns]) for at in order]
+    rows = [jax.tree.unflatten(tree, [column[index] for column in columns]) for index in order]
     limits = _limits(turns, optimizer)
     with jax.enable_x64(True):
         program = QUICK if len(rows) < _MIN_OPTIMISED else OPTIMISED
         cost = Cost(rows[0], chosen, program=program if rows[0].domains else None)
         descents, members = _swept(cost, rows, starts, *limits), []
-        for at, row, descent in zip(order, rows, descents, strict=True):
+        for index, row, descent in zip(order, rows, descents, strict=True):
             if descent.value == np.inf:
-                raise ValueError(f"family: at budget number {at} no member of {row.name} is feasible") from cost.refusal
+                message = f"family: at budget number {index} no member of {row.name} is feasible"
+                raise ValueError(message) from cost.record.infeasibility
             members.append({"": descent.value * _factor(row, chosen)})
             if descent.z.size:
-                parameters_of = _traced_parameters if cost.program is OPTIMISED else _parameters
-                members[-1] |= jax.tree.map(np.asarray, parameters_of(row, descent.z, descent.solved))
+                parameters_at = _traced_parameters if cost.program is OPTIMISED else _parameters
+                members[-1] |= jax.tree.map(np.asarray, parameters_at(row, descent.z, descent.solved))
     inverse = np.argsort(order)
-    columns_of = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
-    parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in columns_of.items()}
-    return SweepResult(parameters, parameters.pop(""), cost.evaluations)
+    stacked = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
+    parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in stacked.items()}
+    return SweepResult(parameters, parameters.pop(""), cost.record.evaluations)
 
 
 def _parameters(family: Family, z: RealArray, solved: Real) -> dict[str, Real]:
@@ -301,25 +302,22 @@ _traced_parameters = jax.jit(_parameters)  # Of many budgets, of which plain num
 def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: object) -> list[SearchResult]:
     """Return what the search finds for each family, of which neighbours have budgets next to one another."""
     descents: list[SearchResult] = []
-    for number, row in enumerate(rows):
-        cost.family = row
-        near = descents[-1] if row.domains and descents and descents[-1].value < np.inf else None
-        descent = NOTHING if near is None else search(cost, near.z[None, None], turns, optimizer, near)
-        is_cold = row.needs_second_search or number % _RESTART_INTERVAL == 0 or number == len(rows) - 1
+    for index, row in enumerate(rows):
+        cost, descent = replace(cost, family=row), NOTHING
+        if row.domains and descents and descents[-1].value < np.inf:
+            descent = search(cost, descents[-1].z[None, None], turns, optimizer, descents[-1])
+        is_cold = row.needs_second_search or index % _RESTART_INTERVAL == 0 or index == len(rows) - 1
         if is_cold or descent.value == np.inf:
-            descent = min(
-                descent,
-                _search_all_starts(cost, starting_points(row, starts), turns, optimizer),
-                key=lambda descent_of: descent_of.value,
-            )
+            cold = _search_all_starts(cost, starting_points(row, starts), turns, optimizer)
+            descent = min(descent, cold, key=lambda descent: descent.value)
         descents.append(descent._replace(path=()))
-    for number in range(len(rows) - 2, -1, -1):
-        cost.family, after = rows[number], descents[number + 1]
-        cost.solved = after.solved
-        before = descents[number].value
-        if after.z.size and cost(after.z) < before - cost.family.patience[1] * abs(before):
-            descent = search(cost, after.z[None, None], turns, optimizer, after)
-            descents[number] = min(descents[number], descent._replace(path=()), key=lambda descent_of: descent_of.value)
+    for index in range(len(rows) - 2, -1, -1):
+        cost, following = replace(cost, family=rows[index]), descents[index + 1]
+        cost.record.solved = following.solved
+        value = descents[index].value
+        if following.z.size and cost(following.z) < value - cost.family.patience[1] * abs(value):
+            descent = search(cost, following.z[None, None], turns, optimizer, following)
+            descents[index] = min(descents[index], descent._replace(path=()), key=lambda descent: descent.value)
     return descents
 
 
@@ -329,14 +327,14 @@ def _limits(turns: int, optimizer: object) -> tuple[int, optax.GradientTransform
     return checks.integer_in("turns", turns, 1, _MAX_ALLOWED), optimizer
 
 
-def _checked_constraints(constraints: Any) -> tuple[Constraint, ...]:
-    several = tuple(constraints) if isinstance(constraints, Iterable) else (constraints,)
-    if isinstance(constraints, Constraint) or not all(isinstance(constraint, Constraint) for constraint in several):
+def _checked_constraints(constraints: object) -> tuple[Constraint, ...]:
+    several = tuple(constraints) if isinstance(constraints, Iterable) else ()
+    if not isinstance(constraints, Iterable) or not all(isinstance(constraint, Constraint) for constraint in several):
         raise TypeError(f"subject_to: {constraints!r}; a list of tune.Constraint(objective, at_least=...) is needed")
     return several
 
 
-def _near(family: Family, start: Mapping[str, Real] | Result | None) -> SearchResult | None:
+def _parse_start(family: Family, start: Mapping[str, Real] | Result | None) -> SearchResult | None:
     if start is None:
         return None
     if not isinstance(start, Mapping | Result):
@@ -371,71 +369,67 @@ def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: ob
     """Search from all starts, and where there are dips once more around what is found."""
     if not points.size:
         value = cost(np.zeros(0))
-        return SearchResult(np.zeros(0), value, cost.solved, [(np.zeros(0), value)])
+        return SearchResult(np.zeros(0), value, cost.record.solved, [(np.zeros(0), value)])
     lowest = search(cost, points, turns, optimizer)
     if not cost.family.needs_second_search or lowest.value == np.inf:
         return lowest
-    again = search(cost, lowest.z + _SECOND_SEARCH_WIDTH * (points - points.mean((0, 1))), turns, optimizer)
-    return min(lowest, again, key=lambda result: result.value)
+    second = search(cost, lowest.z + _SECOND_SEARCH_WIDTH * (points - points.mean((0, 1))), turns, optimizer)
+    return min(lowest, second, key=lambda result: result.value)
 
 
 def _by_search(
     family: Family,
     objective: Objective,
-    wanted: tuple[Constraint, ...],
+    constraints: tuple[Constraint, ...],
     points: np.ndarray,
-    near: SearchResult | None,
+    warm_start: SearchResult | None,
     turns: int,
     optimizer: object,
 ) -> Result:
     # Of several numbers there are thousands of evaluations.
-    program = QUICK if points.shape[-1] > 1 and not wanted else None
-    cost = Cost(as_float64(family), as_float64(objective), wanted, program)
+    program = QUICK if points.shape[-1] > 1 and not constraints else None
+    cost = Cost(as_float64(family), as_float64(objective), constraints, program)
     with jax.enable_x64(True):
         for _ in range(_MAX_TIGHTENINGS):
             if cost.constraints and points.size:
-                lowest = search_constrained(cost, points, turns, optimizer, near)
-            elif near is not None and points.size:
-                lowest = search(cost, points, turns, optimizer, near)
+                lowest = search_constrained(cost, points, turns, optimizer, warm_start)
+            elif warm_start is not None and points.size:
+                lowest = search(cost, points, turns, optimizer, warm_start)
             else:
                 lowest = _search_all_starts(cost, points, turns, optimizer)
             if lowest.value == np.inf:
-                raise _infeasible(family, cost, near) from cost.refusal
+                raise _infeasible(family, cost, warm_start) from cost.record.infeasibility
             params = domains.constrain(family.domains, lowest.z)
-            mechanism = family.certified_member_warm_started(_plain(params), lowest.solved)
-            values = [_value(as_objective(constraint.objective), mechanism) for constraint in wanted]
-            missed = [constraint.missed(value) for constraint, value in zip(wanted, values, strict=True)]
-            if not any(missed):
+            mechanism = family.certified_member_warm_started(_plain_numbers(params), lowest.solved)
+            values = [_value(as_objective(constraint.objective), mechanism) for constraint in constraints]
+            violations = list(map(Constraint.violation, constraints, values))
+            if not any(violations):
                 break
             # What is released is rounded, or its noise is a little wider than that of the search.
-            tighter = zip(cost.constraints, missed, strict=True)
-            near = lowest if points.size else None
-            cost = replace(
-                cost, constraints=tuple(constraint.tightened(2 * by) for constraint, by in tighter), nearest=NOTHING
-            )
+            tightened = map(Constraint.tightened, cost.constraints, (2 * violation for violation in violations))
+            cost, warm_start = replace(cost, constraints=tuple(tightened)), lowest if points.size else None
+            cost.record.best_feasible = NOTHING
         else:
-            raise ValueError(f"subject_to: {', '.join(map(str, wanted))}; no member that is released meets it")
+            raise ValueError(f"subject_to: {', '.join(map(str, constraints))}; no member that is released meets it")
     is_estimated = family.is_estimated or objective.bound is not None or not points.size
     value = _value(objective, mechanism) if is_estimated else lowest.value * _factor(family, objective)
-    steps = np.array([z for z, _ in lowest.path]), np.array([value for _, value in lowest.path])
-    finite = np.isfinite(steps[1])
-    path = {
-        **{name: np.asarray(values) for name, values in domains.constrain(family.domains, steps[0][finite]).items()},
-        "objective": steps[1][finite] * _factor(family, objective) if points.size else np.array([value]),
-    }
-    result = certified_result(family, objective, params, mechanism, value, path, cost.evaluations)
+    finite = [(z, step_cost) for z, step_cost in lowest.path if np.isfinite(step_cost)]
+    z, costs = np.array([z for z, _ in finite]), np.array([step_cost for _, step_cost in finite])
+    path = {name: np.asarray(column) for name, column in domains.constrain(family.domains, z).items()}
+    path["objective"] = costs * _factor(family, objective) if points.size else np.array([value])
+    result = certified_result(family, objective, params, mechanism, value, path, cost.record.evaluations)
     return replace(result, values=(value, *values))
 
 
-def _infeasible(family: Family, cost: Cost, near: SearchResult | None) -> ValueError:
-    if cost.least_missed < np.inf:
+def _infeasible(family: Family, cost: Cost, warm_start: SearchResult | None) -> ValueError:
+    if cost.record.least_violation < np.inf:
         limits = ", ".join(map(str, cost.constraints))
         return ValueError(
             f"subject_to: {limits}; no member of {family.name} meets it: the nearest misses by "
-            f"{100 * cost.least_missed:.3g} %"
+            f"{100 * cost.record.least_violation:.3g} %"
         )
     reason = "the objective or a constraint" if cost.constraints else "the objective"
-    if near is not None:
+    if warm_start is not None:
         return ValueError(f"start: no member of {family.name} is feasible there, or {reason} is no finite number")
     return ValueError(
         f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}, or {reason} is no finite "
@@ -473,7 +467,7 @@ def certified_result(
     epsilon, delta = family.verify(mechanism)
     if not np.isfinite(value):
         raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
-    parameters = _plain(family.parameters(params, mechanism))
+    parameters = _plain_numbers(family.parameters(params, mechanism))
     params = {name: params[name] for name in family.domains if name in params}
     ends = (name for name in params if family.domains[name].is_at_end(np.asarray(params[name])))
     return Result(
@@ -488,13 +482,13 @@ def certified_result(
         epsilon=epsilon,
         delta=delta,
         python=expression(mechanism) if source else family.python(mechanism, parameters),
-        free=_plain(params),
+        free=_plain_numbers(params),
         at_end=tuple(ends),
         values=(value,),
     )
 
 
-def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
+def _plain_numbers(parameters: dict[str, Any]) -> dict[str, Any]:
     return {
         name: float(value) if np.ndim(value) == 0 else tuple(map(float, value)) for name, value in parameters.items()
     }

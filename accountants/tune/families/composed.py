@@ -35,7 +35,7 @@ _TOLERANCE = 1e-5
 _MIN_RATE = 1e-6  # The least tuned rate,
 _MIN_RATE_OF_DELTA = 100.0  # and the least one over delta.
 
-_SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+_SAMPLING_ERRORS: dict[str, Callable[..., Real]] = {
     "count": recycling.sampling_noise_count,
     "sum": recycling.sampling_noise_sum,
     "average": recycling.sampling_noise_mean,
@@ -45,7 +45,7 @@ _SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 class ComposableFamily(Family):
     """A family whose members may be one of several releases; its own budget is then ignored."""
 
-    def of_several(self, target: Composed) -> ComposableFamily:
+    def for_composition(self, target: Composed) -> ComposableFamily:
         """Return the family of one of the releases that meet the target together."""
         return self
 
@@ -149,15 +149,15 @@ class Composed(Family):
     @property
     def domains(self) -> dict[str, Domain]:
         if not isinstance(self.rate, FreeRate):
-            return self.each.domains
+            return self.release_family.domains
         xp = namespace(self.delta)
         lowest = xp.maximum(_MIN_RATE, xp.minimum(_MIN_RATE_OF_DELTA * self.delta, 0.5))
         return {**self.at_rate(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property
-    def each(self) -> ComposableFamily:
+    def release_family(self) -> ComposableFamily:
         """Return the family of one release."""
-        return self.inner.of_several(self)
+        return self.inner.for_composition(self)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Composed(Family):
     @property
     def needs_second_search(self) -> bool:
         """Return whether eps may be a multiple of a release's largest loss, on samples or not."""
-        return isinstance(self.each, PureDPFamily)
+        return isinstance(self.release_family, PureDPFamily)
 
     def at_rate(self, p: Real) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
@@ -188,21 +188,25 @@ class Composed(Family):
         return self.build_warm_started(params, 0.0)
 
     def build_warm_started(self, params: dict[str, Real], solved: Real) -> Member:
-        return self._built(params, lambda family, params: family.each.composed(family, params, solved))
+        if isinstance(self.rate, FreeRate):
+            return self._at_free_rate(Composed.build_warm_started, self.rate, params, solved)
+        return self.release_family.composed(self, params, solved)
 
     def certified_member(self, params: dict[str, Real]) -> Member:
         return self.certified_member_warm_started(params, 0.0)
 
     def certified_member_warm_started(self, params: dict[str, Real], solved: float) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
-        return self._built(params, lambda family, params: family.each.composed_release(family, params, solved))
+        if isinstance(self.rate, FreeRate):
+            return self._at_free_rate(Composed.certified_member_warm_started, self.rate, params, solved)
+        return self.release_family.composed_release(self, params, solved)
 
-    def _built(self, params: dict[str, Real], build: Callable[[Composed, dict[str, Real]], Mechanism]) -> Member:
-        if not isinstance(self.rate, FreeRate):
-            return build(self, params)
+    def _at_free_rate(
+        self, build: Callable[..., Any], rate: FreeRate, params: dict[str, Real], solved: Real
+    ) -> Subsampled:
         p = params["rate"]
-        others = {name: value for name, value in params.items() if name != "rate"}
-        return Subsampled(build(self.at_rate(p), others), p, self.rate.error(p), None)  # type: ignore[arg-type]
+        other_params = {name: value for name, value in params.items() if name != "rate"}
+        return Subsampled(build(self.at_rate(p), other_params, solved), p, rate.error(p), None)
 
     def guarantee(self, mechanism: Member) -> Guarantee:
         if isinstance(mechanism, Subsampled):
@@ -210,7 +214,7 @@ class Composed(Family):
         release = guarantee(mechanism)
         return (release if self.rate is None else release.subsample(self.rate)).repeat(self.count)
 
-    def estimated(self, mechanism: Any) -> Guarantee:
+    def estimated_guarantee(self, mechanism: Any) -> Guarantee:
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
@@ -226,8 +230,8 @@ class Composed(Family):
     def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         if isinstance(mechanism, Subsampled):
             return {**self.at_rate(mechanism.rate).parameters(params, mechanism.mechanism), "rate": mechanism.rate}
-        own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
-        return {**self.each.parameters(params, mechanism), **own}
+        level = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
+        return {**self.release_family.parameters(params, mechanism), **level}
 
     def solved_budget(self, member: Any) -> Real:
         solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
@@ -247,7 +251,7 @@ class Composed(Family):
 
 def _releases(level: object, parameters: tuple[Composed, dict[str, Real]]) -> Guarantee:
     target, params = parameters
-    return target.estimated(target.inner.member(level, params))
+    return target.estimated_guarantee(target.inner.member(level, params))
 
 
 def composed(
@@ -290,8 +294,8 @@ class ShuffledFamily(Family):
 
     inner: PureDPFamily
     n: int
-    epsilon: Any
-    delta: Any
+    epsilon: Real
+    delta: Real
 
     is_estimated = True
 
@@ -309,8 +313,8 @@ class ShuffledFamily(Family):
 
     def build(self, params: dict[str, Real]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
-        target = {"n": self.n, "epsilon": self.epsilon, "delta": self.delta}
-        t = log_budget(_member, (self.inner, params), **target, by_integral=True)
+        epsilon, delta = self.budget
+        t = log_budget(_member, (self.inner, params), n=self.n, epsilon=epsilon, delta=delta, by_integral=True)
         return self.inner.member(namespace(t).exp(t), params)
 
     def certified_member(self, params: dict[str, Real]) -> Member:

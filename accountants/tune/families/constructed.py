@@ -127,7 +127,7 @@ class Scaled(ComposableFamily):
         return self.kernel
 
     @property
-    def most_shift(self) -> Real:
+    def shift_bound(self) -> Real:
         """Return a shift over which noise of no shape meets the budget; for families with free parameters."""
         return np.inf
 
@@ -135,7 +135,7 @@ class Scaled(ComposableFamily):
         shape = self.shape(params)
         if not isinstance(shape, Reweighted):
             return self.certified_member(params)
-        shift = shape_shift(shape, self.epsilon, self.delta, most=self.most_shift, rtol=SOLVED)
+        shift = shape_shift(shape, self.epsilon, self.delta, most=self.shift_bound, rtol=SOLVED)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def certified_member(self, params: dict[str, Real]) -> Additive:
@@ -147,7 +147,7 @@ class Scaled(ComposableFamily):
     def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Additive:
         shape, D = self.shape(params), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
-        releases = target.estimated(Additive(rescaled(shape, start), D))
+        releases = target.estimated_guarantee(Additive(rescaled(shape, start), D))
         return Additive(rescaled(shape, start * precise_scale_factor(releases, target.epsilon, target.delta)), D)
 
     def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Additive:
@@ -158,7 +158,7 @@ class Scaled(ComposableFamily):
 class ConstructedNoise(Constructed):
     """Additive noise that its budget determines. Of several releases, the scale is solved for."""
 
-    def of_several(self, target: Composed) -> Scaled:
+    def for_composition(self, target: Composed) -> Scaled:
         member = self.build({})
         return Scaled(member.noise, *self.budget, member.sensitivity)
 

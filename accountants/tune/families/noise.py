@@ -121,9 +121,9 @@ class MergedLaplaces(PureDPFamily):
         rates = xp.append(xp.asarray(params["falls"]) / xp.diff(c, prepend=0.0), 1 / D)
         # The steepest window of length D starts at 0, at a break or D before one.
         starts = xp.concatenate([xp.zeros(1), c, xp.maximum(c - D, 0.0)])[:, None]
-        left, right = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
-        inside = xp.minimum(starts + D, right) - xp.maximum(starts, left)
-        return rates * self.epsilon / (xp.maximum(inside, 0.0) * rates).sum(-1).max()
+        lower, upper = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
+        overlaps = xp.minimum(starts + D, upper) - xp.maximum(starts, lower)
+        return rates * self.epsilon / (xp.maximum(overlaps, 0.0) * rates).sum(-1).max()
 
     def certified_member(self, params: dict[str, Any]) -> Additive:
         """Return noise of rates that are lowered until the pure level, as computed, is at most eps."""
@@ -175,7 +175,7 @@ class Truncated(Scaled):
         return {f"{self.kernel.lengths[0]}/bound": _WIDTHS}
 
     @property
-    def most_shift(self) -> Real:
+    def shift_bound(self) -> Real:
         return 2.0
 
     def shape(self, params: dict[str, Real]) -> Reweighted:
@@ -218,7 +218,7 @@ class TruncatedLaplace(Truncated):
     def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
-    def of_several(self, target: Composed) -> Truncated:
+    def for_composition(self, target: Composed) -> Truncated:
         return Truncated(self.kernel, self.epsilon, self.delta, self.sensitivity)
 
 
@@ -260,10 +260,10 @@ class RecycledShape(Scaled):
         xp = namespace(self.epsilon)
         spike = xp.maximum(_MIN_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _MIN_THETA)
         steps = LogBetween(_MIN_STEP * self.epsilon, _MAX_STEP)
-        return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
+        return {"theta/scale": LogBetween(spike, self.shift_bound / 2), "-ln(1 - q)": steps}
 
     @property
-    def most_shift(self) -> Real:
+    def shift_bound(self) -> Real:
         """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
         return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
 
@@ -300,13 +300,13 @@ class Recycled(RecycledShape):
         return domains
 
     def build(self, params: dict[str, Real]) -> Additive:
-        kernel, theta = self.drawn(params)
+        kernel, theta = self.kernel_and_theta(params)
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta, SOLVED)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
     def certified_member(self, params: dict[str, Real]) -> Additive:
         """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
-        kernel, theta = self.drawn(params)
+        kernel, theta = self.kernel_and_theta(params)
 
         def wider(margin: float) -> tuple[Distribution, float]:
             noise = rescaled(kernel, 1 + margin)
@@ -318,17 +318,17 @@ class Recycled(RecycledShape):
             return calibrate.budget_recycled(kernel, theta=theta, **self.target)  # Says what is feasible.
         return named.budget_recycled(noise, theta=theta, q=q, **self.target)
 
-    def drawn(self, params: dict[str, Real]) -> tuple[Distribution, Real]:
+    def kernel_and_theta(self, params: dict[str, Real]) -> tuple[Distribution, Real]:
         kernel = rescaled(self.kernel, params[self.kernel.lengths[0]])
         return kernel, params["theta"] if self.theta is None else self.theta
 
-    def of_several(self, target: Composed) -> Recycled:
+    def for_composition(self, target: Composed) -> Recycled:
         ratio = target.gaussian_ratio * namespace(*jax.tree.leaves(self)).sqrt(self.kernel.variance)
         return replace(self, typical=self.sensitivity / ratio)
 
     def member(self, loss: Real, params: dict[str, Real]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
-        kernel, theta = self.drawn(params)
+        kernel, theta = self.kernel_and_theta(params)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
     def solved_budget(self, member: Any) -> Real:
@@ -425,7 +425,7 @@ class SampledRecycled(Family):
     def build(self, params: dict[str, Real]) -> Subsampled:
         p = params["rate"]
         eps, delta, D = self.budget_on_sample(p)
-        kernel = self._drawn(params["scale"], p)
+        kernel = self._scaled_kernel(params["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta, SOLVED)
         mechanism = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
         return Subsampled(mechanism, p, self.rate.error(p), None)
@@ -433,7 +433,7 @@ class SampledRecycled(Family):
     def budget_on_sample(self, p: Real) -> tuple[Real, Real, Real]:
         return *poisson.budget_on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
 
-    def _drawn(self, scale: Real, p: Real) -> Distribution:
+    def _scaled_kernel(self, scale: Real, p: Real) -> Distribution:
         eps, delta, D = self.budget_on_sample(p)
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
@@ -445,7 +445,9 @@ class SampledRecycled(Family):
             "sampling_noise": float(self.rate.error(p)),
             "sensitivity_at": self.sensitivity_at,
         }
-        return recycling.subsampled_recycling(self._drawn(params["scale"], p), theta=self.theta, **sample, **target)
+        return recycling.subsampled_recycling(
+            self._scaled_kernel(params["scale"], p), theta=self.theta, **sample, **target
+        )
 
     def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
