@@ -371,10 +371,10 @@ class Problem:
 
     def _deltas(self, ratios: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
         """Return delta of one release of noise of every ratio."""
-        if self.composition == "gaussian":
-            with np.errstate(all="ignore"):
-                return np.exp(GaussianProfile((), ratios / float(self.shape.gaussian_sigma)).evaluate(epsilon)[0])
-        return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
+        if (sigma := self.shape.gaussian_sigma) is None:
+            return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
+        with np.errstate(all="ignore"):
+            return np.exp(GaussianProfile((), ratios / float(sigma)).evaluate(epsilon)[0])
 
 
 class _ClaimsProblem(Problem):
