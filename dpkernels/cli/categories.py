@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -18,80 +18,49 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 
-C = TypeVar("C", bound=Categorical)
 Labels = int | tuple[str, ...] | None  # The labels of categories, or their number without labels.
 
 _MAX_CODES = 1 << 20  # without labels
 _MAX_SETS = 1 << 16  # categories of which sets are compared
-NAMES = ("categorical", "subset-selection", "randomised-response", "block-response", "prefix-response")
+# Of each constructor the one of its own options.
+CONSTRUCTORS: dict[str, tuple[Callable[..., Categorical], str]] = {
+    "categorical": (dpkernels.categorical, "bits"),
+    "subset-selection": (dpkernels.subset_selection, "size"),
+    "randomised-response": (dpkernels.randomised_response, ""),
+    "block-response": (dpkernels.block_response, "blocks"),
+}
+NAMES = (*CONSTRUCTORS, "prefix-response")
 
 
-def _construct(
-    build: Callable[..., C],
-    epsilon: float,
-    categories: Labels,
-    categories_from: Labels,
-    other: str | None,
-    **more: int | float | None,
-) -> C:
-    alternatives = [labels for labels in (categories, categories_from) if labels is not None]
-    if len(alternatives) != 1:
-        problem = "both given" if alternatives else "missing"
-        raise click.UsageError(f"--categories, --categories-from: {problem}; give one of them")
-    (categories_or_count,) = alternatives
-    label: str | int | None = other
-    if isinstance(categories_or_count, int):
-        if categories_or_count > _MAX_CODES:
-            raise click.UsageError(
-                f"--categories: {categories_or_count}; without labels at most {_MAX_CODES} are allowed"
-            )
-        if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < categories_or_count):
-            raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {categories_or_count - 1}")
-        label = None if other is None else int(other)
-    return build(epsilon, categories_or_count, other=label, **more)
-
-
-def categorical(
-    *,
-    epsilon: float,
-    categories: Labels = None,
-    categories_from: Labels = None,
-    other: str | None = None,
-    bits: float | None = None,
-) -> SubsetSelection | BlockResponse:
-    """Choose the mechanism with the least error."""
-    return _construct(dpkernels.categorical, epsilon, categories, categories_from, other, bits=bits)
-
-
-def subset_selection(
+def construct(
+    build: Callable[..., Categorical],
+    /,
     *,
     epsilon: float,
     categories: Labels = None,
     categories_from: Labels = None,
     other: str | None = None,
     size: int | None = None,
-) -> SubsetSelection:
-    """Make subset selection."""
-    return _construct(dpkernels.subset_selection, epsilon, categories, categories_from, other, size=size)
-
-
-def randomised_response(
-    *, epsilon: float, categories: Labels = None, categories_from: Labels = None, other: str | None = None
-) -> SubsetSelection:
-    """Make randomised response."""
-    return _construct(dpkernels.randomised_response, epsilon, categories, categories_from, other)
-
-
-def block_response(
-    *,
-    epsilon: float,
-    categories: Labels = None,
-    categories_from: Labels = None,
-    other: str | None = None,
     blocks: int | None = None,
-) -> BlockResponse:
-    """Make block response."""
-    return _construct(dpkernels.block_response, epsilon, categories, categories_from, other, blocks=blocks)
+    bits: float | None = None,
+) -> Categorical:
+    """Call a constructor, which takes at most one of size, blocks and bits."""
+    alternatives = [labels for labels in (categories, categories_from) if labels is not None]
+    if len(alternatives) != 1:
+        problem = "both given" if alternatives else "missing"
+        raise click.UsageError(f"--categories, --categories-from: {problem}; give one of them")
+    (labels,) = alternatives
+    label: str | int | None = other
+    if isinstance(labels, int):
+        if labels > _MAX_CODES:
+            raise click.UsageError(f"--categories: {labels}; without labels at most {_MAX_CODES} are allowed")
+        if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < labels):
+            raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {labels - 1}")
+        label = None if other is None else int(other)
+    optional = {
+        name: value for name, value in (("size", size), ("blocks", blocks), ("bits", bits)) if value is not None
+    }
+    return build(epsilon, labels, other=label, **optional)
 
 
 def prefix_response(

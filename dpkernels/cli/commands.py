@@ -421,7 +421,7 @@ _STATISTICS = {
     "histogram": ("COL:E,E,...", "Numbers of values between edges."),
     "quantiles": ("COL:LOW:HIGH:P,...", "Quantiles of values in [LOW, HIGH]."),
     "regression": ("Y:LOW:HIGH:X:LOW:HIGH", "Least-squares line of Y on X."),
-    "top": ("COL:K:VALUE,...", "The K of the stated values that most persons have."),
+    "top": ("COL:K:VALUE,...", "The K of the stated values that most persons have; not with --by."),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -169,10 +169,10 @@ def _check_claim(option: str, options: Mapping[str, object]) -> None:
 class NamedConstructor:
     """A mechanism of the command: the arguments that are options, and for each option whether it may be left out."""
 
-    def __init__(self, name: str, construct: Callable[..., Any], left_out: str = "") -> None:
+    def __init__(self, name: str, construct: Callable[..., Any], left_out: Collection[str] = ()) -> None:
         self.name, self.construct = name, construct
         parameters, by_name = inspect.signature(construct).parameters, inspect.Parameter.KEYWORD_ONLY
-        settable = [option for option in OPTIONS if option in parameters and option != left_out]
+        settable = [option for option in OPTIONS if option in parameters and option not in left_out]
         required = {
             option: parameters[option].default is inspect.Parameter.empty
             for option in settable
@@ -217,17 +217,17 @@ def _constructors() -> Iterator[NamedConstructor]:
     """Yield every mechanism: the exceptions, then the other constructors of the package."""
     # The ``objective`` of a constructor differs from that of a choice.
     special = [
-        *(NamedConstructor(name, constructor, "objective") for name, constructor in MECHANISMS.items()),
+        *(NamedConstructor(name, constructor, {"objective"}) for name, constructor in MECHANISMS.items()),
         *(NamedConstructor(name, partial(_choice, name)) for name in CHOICES),
         NamedConstructor("optimal-central", _optimal_central),
         NamedConstructor("truncated-laplace", _truncated_laplace),
         NamedConstructor("gaussian", _gaussian),
-        NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), "sigma"),
-        NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), "scale"),
-        NamedConstructor("categorical", categories.categorical),
-        NamedConstructor("subset-selection", categories.subset_selection),
-        NamedConstructor("randomised-response", categories.randomised_response),
-        NamedConstructor("block-response", categories.block_response),
+        NamedConstructor("recycled-laplace", partial(_recycled, Laplace, "scale"), {"sigma"}),
+        NamedConstructor("recycled-gaussian", partial(_recycled, Gaussian, "sigma"), {"scale"}),
+        *(
+            NamedConstructor(name, partial(categories.construct, build), {"size", "blocks", "bits"} - {option})
+            for name, (build, option) in categories.CONSTRUCTORS.items()
+        ),
         NamedConstructor("prefix-response", categories.prefix_response),
     ]
     yield from special
@@ -236,7 +236,7 @@ def _constructors() -> Iterator[NamedConstructor]:
     functions = {name: item for module in modules for name, item in vars(module).items() if inspect.isfunction(item)}
     for name in sorted(functions.keys() & dpkernels.__all__):  # getattr of all public names would load SciPy and others
         if (word := name.replace("_", "-")) not in exceptions and _is_constructor(functions[name]):
-            yield NamedConstructor(word, functions[name], "objective")
+            yield NamedConstructor(word, functions[name], {"objective"})
 
 
 def _is_constructor(function: Callable[..., Real]) -> bool:

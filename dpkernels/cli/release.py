@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 import warnings as python_warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import click
 
 from dpkernels import checks
-from dpkernels.bounded_json import parse_json, read_text
+from dpkernels import session as sessions
+from dpkernels.bounded_json import JsonObject, parse_json, read_text
 from dpkernels.budgets.filters import EpsilonDelta, amount, format_amount
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli.errors import error_text
@@ -25,79 +26,59 @@ from dpkernels.cli.terminal import private, warnings
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import format_number, shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.session import (
-    Count,
-    DataWarning,
-    Histogram,
-    Mean,
-    Quantiles,
-    Regression,
-    Result,
-    Session,
-    Statistic,
-    Sum,
-    Top,
-    Variance,
-)
+from dpkernels.session import Count, DataWarning, Regression, Result, Session, Statistic
 from dpkernels.session.reports import verify
 from dpkernels.session.results import plot_all
+from dpkernels.session.session import Plan
 from dpkernels.session.tables import UnknownColumnError, make_table
 from dpkernels.staging import naming, sha256_and_size, write_png
 
+Groups = dict[str, Sequence[object] | str]  # stated keys by column, or "found"
+
 _SPACE = 1 << 20  # Bytes that a table and its sidecar may need; it is checked before the charge.
-_KINDS: dict[str, Any] = {
-    "sum": Sum, "mean": Mean, "variance": Variance, "histogram": Histogram, "quantiles": Quantiles
-}  # fmt: skip
 
 
-def _parse(text: str, syntax: str) -> list[Any]:
-    """Return the parts of a form in an option, which are split at colons from the right: a column's name may have some.
+def _parse(text: str, syntax: str) -> Iterator[object]:
+    """Yield the fields of an option, which are split at colons from the right: a column's name may have some.
 
-    A part with dots is a list. Columns and values are texts, K is a whole number, and all others are numbers.
+    A field with dots is a list. Columns and values are texts, K is a whole number, and all others are numbers.
     """
-    field_types = syntax.split(":")
-    fields = text.rsplit(":", len(field_types) - 1)
-    if len(fields) != len(field_types):
+    names = syntax.split(":")
+    fields = text.rsplit(":", len(names) - 1)
+    if len(fields) != len(names):
         raise ValueError(f"must have the form {syntax}")
-    return [
-        [_parse_part(item, field_type) for item in field.split(",")]
-        if field_type.endswith("...")
-        else _parse_part(field, field_type)
-        for field, field_type in zip(fields, field_types, strict=True)
-    ]
+    for field, name in zip(fields, names, strict=True):
+        yield [_parse_item(item, name) for item in field.split(",")] if "..." in name else _parse_item(field, name)
 
 
-def _parse_part(text: str, field_type: str) -> Any:
-    if field_type.startswith(("COL", "X", "Y", "VALUE")):
+def _parse_item(text: str, name: str) -> str | float:
+    if name.startswith(("COL", "X", "Y", "VALUE")):
         return text
     try:
-        return int(text) if field_type == "K" else float(text)
+        return int(text) if name == "K" else float(text)
     except ValueError:
-        raise ValueError(f"{field_type}: {text!r} is not a {'whole ' * (field_type == 'K')}number") from None
+        raise ValueError(f"{name}: {text!r} is not a {'whole ' * (name == 'K')}number") from None
 
 
-def statistics(options: Mapping[str, tuple[str, Sequence[str]]], by: Mapping[str, Any] | None) -> list[Statistic]:
-    """Return the statistics of the command's options, each with its form and the texts that were given."""
-    chosen: list[Statistic] = []
+def _regression(y: str, y0: float, y1: float, x: str, x0: float, x1: float, *, by: Groups | None) -> Regression:
+    return Regression(y, x, y_bounds=(y0, y1), x_bounds=(x0, x1), by=by)
+
+
+def statistics(options: Mapping[str, tuple[str, Sequence[str]]], by: Groups | None) -> list[Statistic]:
+    """Return the statistics of the command's options, each with its syntax and the texts that were given."""
+    requested: list[Statistic] = []
     for name, (syntax, texts) in options.items():
+        # The option of a statistic is the name of its class.
+        build: Callable[..., Statistic] = _regression if name == "regression" else getattr(sessions, name.title())
         for text in texts:
             with usage_errors(f"{flag(name)}: {text!r}: "):
-                chosen.append(_statistic(name, _parse(text, syntax), by))
-    return chosen
+                requested.append(build(*_parse(text, syntax), by=by))
+    return requested
 
 
-def _statistic(name: str, fields: Sequence[Any], by: Mapping[str, Any] | None) -> Statistic:
-    if name == "top":
-        return Top(*fields)
-    if name == "regression":
-        y, y0, y1, x, x0, x1 = fields
-        return Regression(y, x, y_bounds=(y0, y1), x_bounds=(x0, x1), by=by)
-    return _KINDS[name](*fields, by=by)
-
-
-def groups(texts: Sequence[str]) -> dict[str, Any] | None:
+def groups(texts: Sequence[str]) -> Groups | None:
     """Return the keys of --by, COLUMN=KEY,KEY or COLUMN=found."""
-    by: dict[str, Any] = {}
+    by: Groups = {}
     for text in texts:
         name, sign, keys = text.partition("=")
         if not sign or not name or name in by:
@@ -111,11 +92,10 @@ def groups(texts: Sequence[str]) -> dict[str, Any] | None:
     return by or None
 
 
-def tidy(results: Sequence[Result], by: Mapping[str, object] | None, confidence: float) -> dict[str, list[Any]]:
+def tidy(results: Sequence[Result], by: Groups | None, confidence: float) -> dict[str, list[object]]:
     """Return one table of all results: keys, statistic, detail, value, low, high."""
-    columns: dict[str, list[object]] = {
-        name: [] for name in [*(by or {}), "statistic", "detail", "value", "low", "high"]
-    }
+    names = [*(by or {}), "statistic", "detail", "value", "low", "high"]
+    columns: dict[str, list[object]] = {name: [] for name in names}
     for result in results:
         document = result.to_dict(confidence)
         for row in range(len(result)):
@@ -141,53 +121,46 @@ def _write(columns: Mapping[str, Sequence[object]], target: Path, file: object) 
         pyarrow.csv.write_csv(table, file)
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files of a release of statistics; what one of them is must not be another."""
-
-    source: Path
-    target: Path
-    plot: Path | None
-    ledger: LedgerAccount | None
-
-    @classmethod
-    def from_options(
-        cls, source: Path, target: Path, plot: Path | None, charged: Mapping[str, Any], force: bool, is_dry: bool
-    ) -> Self:
-        """Check the files before anything is read, and raise a click.UsageError about those that cannot be used."""
-        if target.suffix not in (".csv", ".parquet"):
-            raise click.UsageError(f"OUT: {target} must end in .csv or .parquet")
-        check_target(source, target, force or is_dry)
-        if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
-            raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
-        files = [source, target, sidecar_path(target), *([] if plot is None else [plot])]
-        if is_dry and not (charged.get("ledger") or source).exists():
-            charged = {}
-        return cls(
-            source, target, plot, LedgerAccount.from_options(charged, files, [source] if source.is_dir() else [])
-        )
+def _ledger_account(
+    source: Path, target: Path, plot: Path | None, charged: Mapping[str, object], force: bool, is_dry: bool
+) -> LedgerAccount | None:
+    """Return the ledger to charge, after a check that no file of the release is another one, and OUT can be written."""
+    if target.suffix not in (".csv", ".parquet"):
+        raise click.UsageError(f"OUT: {target} must end in .csv or .parquet")
+    check_target(source, target, force or is_dry)
+    folders = [source] if source.is_dir() else []
+    if folders and target.resolve().is_relative_to(source.resolve()):
+        raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
+    files = [source, target, sidecar_path(target), *([] if plot is None else [plot])]
+    if is_dry and not Path(str(charged.get("ledger") or source)).exists():
+        charged = {}
+    return LedgerAccount.from_options(charged, files, folders)
 
 
-def _session(files: Files, ledger: Ledger | None, requested: Sequence[Statistic], **options: Any) -> tuple[Any, Any]:
+def _plan(
+    source: Path,
+    ledger: Ledger | None,
+    requested: Sequence[Statistic],
+    cost: Mapping[str, Any],
+    unit: Mapping[str, Any],
+) -> tuple[Session, Plan]:
     """Return the session and the plan of a release, which nothing of the options prevents."""
-    epsilon, delta, rows = (options.pop(name) for name in ("epsilon", "delta", "rows"))
     try:
         with usage_errors():
-            session = Session(files.source, epsilon=epsilon, delta=delta, ledger=ledger, **options)
-            plan = session.plan(requested, epsilon=epsilon, delta=delta, rows=rows)
+            session = Session(source, epsilon=cost["epsilon"], delta=cost["delta"], ledger=ledger, **unit)
+            return session, session.plan(requested, **cost)
     except click.UsageError as error:
         if not isinstance(unknown := error.__cause__, UnknownColumnError):
             raise
         columns = private(listed(unknown.columns), f"{len(unknown.columns)} columns")
-        raise click.UsageError(f"column: there is no {unknown.name!r}; {files.source} has {columns}") from unknown
-    return session, plan
+        raise click.UsageError(f"column: there is no {unknown.name!r}; {source} has {columns}") from unknown
 
 
 def release(
     source: Path,
     target: Path,
     requested: Sequence[Statistic],
-    by: Mapping[str, object] | None,
+    by: Groups | None,
     *,
     epsilon: object,
     delta: object,
@@ -203,22 +176,22 @@ def release(
 ) -> str:
     """Release statistics of a file into a table and a sidecar, and return a summary; or print what would be done."""
     charged = {"ledger": ledger, **({} if budget is None else {"budget": budget})}
-    files = Files.from_options(source, target, plot, charged, force, dry_run)
+    ledger_account = _ledger_account(source, target, plot, charged, force, dry_run)
     with usage_errors():
         checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
         if not requested:
             raise ValueError("give at least one statistic, such as --count")
-        cost = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
-    of_session = {"epsilon": epsilon, "delta": delta, "rows": rows, **unit}
-    if files.ledger is not None and not files.ledger.path.exists():
-        _session(files, None, requested, **of_session)  # No ledger is made for a release that is refused.
-    account = None if files.ledger is None else files.ledger.opened(cost)
-    session, plan = _session(files, account, requested, **of_session)
+        amounts = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
+    cost = {"epsilon": epsilon, "delta": delta, "rows": rows}
+    if ledger_account is not None and not ledger_account.path.exists():
+        _plan(source, None, requested, cost, unit)  # No ledger is made for a release that is refused.
+    account = None if ledger_account is None else ledger_account.opened(amounts)
+    session, plan = _plan(source, account, requested, cost, unit)
     if dry_run:
         return _expected(plan, rows, as_json)
     with Output(source, target, force).run() as output:
         output.check_space(_SPACE)
-        with settling(lambda: _charge(files.ledger, account, plan), output):
+        with settling(lambda: _charge(ledger_account, account, plan), output):
             with python_warnings.catch_warnings():
                 python_warnings.simplefilter("always", DataWarning)  # An error would say something about the data.
                 results = plan.release()
@@ -240,16 +213,16 @@ def release(
     return "\n".join([*aligned(lines), "", *session.report().splitlines()[-3:], written_note])
 
 
-def _charge(files_ledger: LedgerAccount | None, ledger: Ledger | None, plan: Any) -> LedgerCharge | None:
+def _charge(account: LedgerAccount | None, ledger: Ledger | None, plan: Plan) -> LedgerCharge | None:
     """Return the charge that a release has made, if it has made one."""
-    if files_ledger is None or ledger is None or not ledger.voidable:
+    if account is None or ledger is None or not ledger.voidable:
         return None
     state = ledger.state()
     after = replace(state, entries=state.entries[: max(ledger.voidable)])
-    return LedgerCharge(files_ledger.path, Price(plan.cost, None, 1), after, ledger)
+    return LedgerCharge(account.path, Price(plan.cost, None, 1), after, ledger)
 
 
-def _expected(plan: Any, rows: int, as_json: bool) -> str:
+def _expected(plan: Plan, rows: int, as_json: bool) -> str:
     """Return what a release would cost, and how wide its intervals would be."""
     expected = plan.expected().to_pydict()
     if as_json:
@@ -295,7 +268,7 @@ def is_session(path: Path) -> bool:
     return type(document) is dict and str(document.get("format")).startswith("dpkernels session")
 
 
-def _read_document(path: Path) -> Any:
+def _read_document(path: Path) -> JsonObject | None:
     text = matching_sidecar(_table(path), read_text(path))
     return None if text is None else parse_json(text)
 
@@ -310,7 +283,7 @@ def verified(path: Path) -> VerifiedSession:
     Raises:
         CertificateError: what it states does not follow.
     """
-    document, table = _read_document(path), _table(path)
+    document, table = _read_document(path) or {}, _table(path)
     try:
         lines = verify(document)
     except ValueError as error:

@@ -25,15 +25,14 @@ from dpkernels.cli.errors import RowError, error_text
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.mechanisms import CHOICES, DEFAULT, named, select_mechanism
 from dpkernels.cli.options import QUERY_COLUMNS, flag, single, usage_errors
+from dpkernels.cli.perturb.grids import ReportGrid
 from dpkernels.cli.terminal import private
 from dpkernels.cli.text import label
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate, ExactBatch
-from dpkernels.exact.bounded.rows import RowCertificate
-from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise.certificate import AdditiveCertificate
-from dpkernels.exact.registry import MixtureCertificate, exact_sampler
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven
@@ -353,70 +352,10 @@ def standard_deviations(certificate: BatchCertificate) -> np.ndarray | None:
         return None
     tables: list[Any] = [table.table for table in certificate.tables if isinstance(table, AdditiveCertificate)]
     in_cells = [float(table.variance / table.bin_width**2) ** 0.5 for table in tables]
-    return np.array(in_cells)[certificate.table_index] * RowGrids.from_certificate(certificate)[0].step
+    return np.array(in_cells)[certificate.table_index] * ReportGrid.from_certificate(certificate)[0].step
 
 
 # What a verifier checks
-
-
-@dataclass(frozen=True)
-class RowGrids:
-    """The numbers that the reports of every row are on: lowest + step k, from k = 0 to ``steps``."""
-
-    lowest: np.ndarray  # 0 for noise, whose reports are all multiples of the step
-    step: np.ndarray
-    steps: np.ndarray  # inf for noise
-    largest: np.ndarray  # the largest size of a report, which is rounded a few times; 0 for noise
-
-    @classmethod
-    def from_certificate(cls, certificate: BatchCertificate) -> list[RowGrids]:
-        """Return the grids of all rows: one, or two where tables are mixtures."""
-        components = (
-            ("first", "second") if any(isinstance(t, MixtureCertificate) for t in certificate.tables) else ("",)
-        )
-        return [cls._from_component(certificate, component) for component in components]
-
-    @classmethod
-    def _from_component(cls, certificate: BatchCertificate, component: str) -> RowGrids:
-        columns = [np.empty(len(certificate.table_index)) for _ in range(4)]
-        order = np.argsort(certificate.table_index, kind="stable")
-        ends = np.flatnonzero(np.diff(certificate.table_index[order])) + 1
-        for table, rows in zip(certificate.tables, np.split(order, ends), strict=True):
-            table = getattr(table, component) if isinstance(table, MixtureCertificate) else table
-            claims = {name: values[rows] for name, values in certificate.claims.items()}
-            if isinstance(table, AdditiveCertificate):
-                numbers: Any = 0.0, table.entry_grids(claims).bin_width, np.inf, 0.0
-            elif isinstance(table, WindowCertificate | SquareWaveCertificate | RowCertificate):
-                numbers = _interval_grid(table, claims)
-            else:
-                raise CertificateError(f"certificate: {type(table).__name__} is not of single values")
-            for column, numbers_of_rows in zip(columns, numbers, strict=True):
-                column[rows] = numbers_of_rows
-        return cls(*columns)
-
-    def can_report(self, values: np.ndarray, start: int, slack: float) -> np.ndarray:
-        """Return whether the rows from ``start`` on can report each value, of the type of reports."""
-        lowest, step, steps, largest = (column[start : start + len(values)] for column in self._columns)
-        numbers = values.astype(np.float64)
-        with np.errstate(invalid="ignore"):  # infinities have no place
-            remainder = np.abs(np.fmod(numbers, step))  # The remainder of floats is exact.
-            is_multiple = np.minimum(remainder, step - remainder) <= slack
-            rounding = (ROUNDINGS * float(np.finfo(values.dtype).eps) * largest + slack) / step
-            steps_from_lowest, ends = (numbers - lowest) / step, np.maximum(0.5, rounding)
-            is_inside = (
-                (steps_from_lowest > -ends)
-                & (steps_from_lowest < steps + ends)
-                & (np.abs(steps_from_lowest - np.rint(steps_from_lowest)) <= rounding)
-            )
-            return np.where(np.isinf(steps), is_multiple, is_inside)
-
-    def are_coarse(self, dtype: np.dtype, slack: float) -> bool:
-        """Return whether rounding hides the grid of a row, so that any number is one of its reports."""
-        return bool(((ROUNDINGS * float(np.finfo(dtype).eps) * self.largest + slack) / self.step >= 0.5).any())
-
-    @property
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.lowest, self.step, self.steps, self.largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -516,16 +455,3 @@ def is_same(first: float | None, second: float | None) -> bool:
     if first is None or second is None:
         return first is second
     return math.isclose(first, second, rel_tol=1e-6)
-
-
-ROUNDINGS = 4  # Reports are rounded to floats a few times: this many units in the last place of the largest.
-
-
-def _interval_grid(certificate: Any, claims: Mapping[str, np.ndarray]) -> tuple[object, ...]:
-    """Return the grid of rows with intervals of their own: that of the table, moved from its interval to theirs."""
-    table = certificate.table
-    scale = (claims["upper"] - claims["lower"]) / (table.upper - table.lower)
-    ends = (float(end) - table.lower for end in (certificate.lowest, certificate.highest))
-    lowest, highest = (claims["lower"] + end * scale for end in ends)
-    step = float(table.step) * scale
-    return lowest, step, np.rint((highest - lowest) / step), np.maximum(np.abs(lowest), np.abs(highest))

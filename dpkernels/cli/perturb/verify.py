@@ -31,8 +31,9 @@ from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.mechanisms import build_exact_sampler
+from dpkernels.cli.perturb.grids import ReportGrid
 from dpkernels.cli.perturb.output import digest
-from dpkernels.cli.perturb.queries import ROUNDINGS, RowGrids, StatedQueries, is_same, is_same_batch, stated_queries
+from dpkernels.cli.perturb.queries import StatedQueries, is_same, is_same_batch, stated_queries
 from dpkernels.cli.perturb.sidecar import (
     MAX_DECIMALS,
     RowOptions,
@@ -53,50 +54,16 @@ from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.registry import MixtureCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
 
 if TYPE_CHECKING:
-    from dpkernels.exact.certificate import Certificate
+    pass
 
 _MAX_TEXT = 500  # of a text that is printed whole, such as a hash or a sentence
 _MAX_PROBLEMS = 10  # that one message lists
 _VERIFIED = {"format", "epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring"}
 _VERIFIED |= {"rows", "values_per_row", "output", "columns", "layout", "queries"}
-
-
-def can_report(certificate: Certificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    """Return whether the certificate's table can make each value, of the type of reports; ``slack`` is for rounding."""
-    if isinstance(certificate, MixtureCertificate):
-        return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
-    with np.errstate(invalid="ignore"):  # infinities have no place
-        if isinstance(certificate, NoiseCertificate):  # multiples of the bin; the remainder of floats is exact
-            width = float(certificate.table.bin_width)
-            remainder = np.abs(np.fmod(values.astype(np.float64), width))
-            return np.minimum(remainder, width - remainder) <= slack
-        lowest, highest, step = _grid(certificate)
-        rounding = _rounding_in_steps(certificate, values.dtype, slack)
-        steps_from_lowest = (values.astype(np.float64) - lowest) / step
-        ends = max(0.5, rounding)
-        is_inside = (steps_from_lowest > -ends) & (steps_from_lowest < (highest - lowest) / step + ends)
-        return is_inside & (np.abs(steps_from_lowest - np.rint(steps_from_lowest)) <= rounding)
-
-
-def _rounding_in_steps(certificate: Certificate, dtype: np.dtype, slack: float) -> float:
-    """Return how far, in steps, rounding may move reports from a table's grid; by half a step, any number is one."""
-    if isinstance(certificate, MixtureCertificate):
-        return max(_rounding_in_steps(component, dtype, slack) for component in (certificate.first, certificate.second))
-    if isinstance(certificate, NoiseCertificate):
-        return slack / float(certificate.table.bin_width)
-    lowest, highest, step = _grid(certificate)
-    return (ROUNDINGS * float(np.finfo(dtype).eps) * max(abs(lowest), abs(highest)) + slack) / step
-
-
-def _grid(certificate: Any) -> tuple[float, float, float]:
-    guarantee(certificate)  # refuses vectors
-    return float(certificate.lowest), float(certificate.highest), float(certificate.table.step)
 
 
 @dataclass(frozen=True)
@@ -226,7 +193,8 @@ def _check_reports(release: JsonObject, columns: list[VerifiedColumn], source: S
     start, coarse = 0, set[str]()
     names = [column.record["column"] for column in columns]
     names += [name for column in columns if column.queries for name in column.queries.columns.values()]
-    grids = {id(column): RowGrids.from_certificate(column.certificate) for column in columns if column.queries}
+    numeric = [column for column in columns if not is_categorical(column.certificate)]
+    grids = {id(column): ReportGrid.from_certificate(column.certificate) for column in numeric}
     for chunk in source.chunks(list(dict.fromkeys(names))):
         for column in columns:
             name = column.record["column"]
@@ -240,21 +208,14 @@ def _check_reports(release: JsonObject, columns: list[VerifiedColumn], source: S
             if column.record.get("report_type") == "float32":  # in a text file
                 with np.errstate(over="ignore"):
                     values = values.astype(np.float32)
-            if column.queries is None:
-                is_report = can_report(column.certificate, values, slack)
-            else:
-                is_report = np.any([g.can_report(values, start, slack) for g in grids[id(column)]], axis=0)
+            is_report = np.any([grid.can_report(values, start, slack) for grid in grids[id(column)]], axis=0)
             is_report &= (values == numbers.values) & (row_options.rounded(values) == values)
             if numbers.missing is not None:
                 is_report = np.where(numbers.missing, release["missing"] == "keep", is_report)
             if not is_report.all():
                 position = source.position(chunk, start + int(is_report.argmin()), start)
                 raise CertificateError(f"column {title(name)}: {position} is no report of its table")
-            if column.queries is None:
-                is_coarse = _rounding_in_steps(column.certificate, values.dtype, slack) >= 0.5
-            else:
-                is_coarse = any(g.are_coarse(values.dtype, slack) for g in grids[id(column)])
-            if is_coarse:
+            if any(grid.is_coarse(values.dtype, slack) for grid in grids[id(column)]):
                 coarse.add(title(name))
         start += len(chunk)
     return start // source.values_per_row, coarse

@@ -132,6 +132,7 @@ def test_keys_are_found_and_top_is_drawn(folder):
         ("--mean age:5:0 --epsilon 1", "lower must be below upper"),
         ("--mean age:1/1/2024:5 --epsilon 1", "LOW: '1/1/2024' is not a number"),
         ("--top plan:x:A,B --epsilon 1", "K: 'x' is not a whole number"),
+        ("--by plan=A,B --top plan:1:A,B --epsilon 1", "--top: 'plan:1:A,B': by: top is for all rows"),
         ("--count --by plan=A, --epsilon 1", "empty key"),
         ("--count --by plan=A,A --epsilon 1", "--by: the keys of 'plan' have 'A' twice"),
         ("--mean size:0:5 --epsilon 1", "no 'size'"),
