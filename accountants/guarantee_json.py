@@ -39,7 +39,15 @@ _CLASSES: tuple[type, ...] = (
     *(Allocated, AllocatedBlock, FixedSize, Grouped, ShuffledBatches, Truncated),
 )
 _CLASS_NAMES: dict[type, str] = {RepeatedReleases: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
-_FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency", "within_sensitivity": "near"}
+_FIELD_NAMES = {
+    "sampling_rate": "rate",
+    "neighbours": "adjacency",
+    "within_sensitivity": "near",
+    "added": "one",
+    "substituted": "other",
+    "p_full": "full",
+    "p_kept": "kept",
+}
 UNKNOWN = "is not of this version's guarantees"
 
 

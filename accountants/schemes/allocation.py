@@ -25,7 +25,7 @@ from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.dominating_pairs.discrete import NO_LOSS
 from accountants.privacy_loss import PrivacyLossDistribution
-from accountants.schemes.ratio_sums import law_of, self_sum
+from accountants.schemes.ratio_sums import ratio_law, self_sum
 from accountants.schemes.tables import OneDirection, Table, TablePair, ratios
 from accountants.schemes.traced_sums import mean_divergence, traced_losses, traced_ratios
 from dpkernels import checks
@@ -55,7 +55,7 @@ class Allocated(TablePair):
     def compute_table(self, side: int) -> Table:
         value, mass, infinite = ratios(self.pair, self.removed, side)
         steps = int(self.steps)
-        total = self_sum(law_of(value, mass, side), steps)
+        total = self_sum(ratio_law(value, mass, side), steps)
         value, mass = total.points()
         mass = mass * (1 + side * total.rounding)
         infinite += total.excess / steps * (1 + total.rounding)
@@ -104,8 +104,8 @@ class AllocatedBlock(Allocated):
     def attained(self) -> tuple[DominatingPair, ...]:
         pair = self.pair
         if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian):
-            share = namespace(pair.shift).sqrt(self.times / self.whole)
-            return (additive_pair(pair.noise, share * pair.shift),)
+            scale = namespace(pair.shift).sqrt(self.times / self.whole)
+            return (additive_pair(pair.noise, scale * pair.shift),)
         return (NO_LOSS,)
 
 
@@ -119,15 +119,15 @@ def allocated_pairs(pair: DominatingPair, steps: Real, times: int = 1) -> list[t
         ValueError: there are fewer steps than times.
     """
     if times == 1:
-        known = checks.concrete(steps)
-        return [(pair if known is not None and known == 1 else Allocated(pair, steps), 1)]
+        plain_steps = checks.concrete(steps)
+        return [(pair if plain_steps is not None and plain_steps == 1 else Allocated(pair, steps), 1)]
     steps = checks.integer_in("steps", steps, 1, 1 << 40)
     if times > steps:
         raise ValueError(f"times: {times} of {steps} steps; there must be at least as many steps")
     if times == steps:
         return [(pair, times)]
-    few, more = divmod(steps, times)
-    blocks = [(few, times - more), (few + 1, more)]
+    block_size, longer_blocks = divmod(steps, times)
+    blocks = [(block_size, times - longer_blocks), (block_size + 1, longer_blocks)]
     return [
         (AllocatedBlock(pair, np.float64(size), False, False, steps, times), count) for size, count in blocks if count
     ]

@@ -68,8 +68,8 @@ def replacing_pair(pair: DominatingPair) -> DominatingPair:
 
 def check_symmetric(pair: DominatingPair) -> None:
     """Raise a ValueError for a pair that is not symmetric."""
-    odd = checks.concrete(pair.symmetry_gap())
-    if odd is not None and not odd <= 1e-9:
+    gap = checks.concrete(pair.symmetry_gap())
+    if gap is not None and not gap <= 1e-9:
         raise ValueError(
             f"mechanism: samples of a fixed size are known for symmetric pairs; this {type(pair).__name__} is not, or "
             "under tracing not known to be"
@@ -79,7 +79,7 @@ def check_symmetric(pair: DominatingPair) -> None:
 def fixed_size_pair(pair: DominatingPair, rate: Real) -> DominatingPair:
     """Return the pair of a release on a sample that holds the share ``rate`` of all records."""
     check_symmetric(pair)
-    far = replacing_pair(pair)
-    if isinstance(far, AdditivePair):
-        far = HalvedPair(far.noise, far.shift, far.periods)
-    return FixedSize(far, rate)
+    replaced = replacing_pair(pair)
+    if isinstance(replaced, AdditivePair):
+        replaced = HalvedPair(replaced.noise, replaced.shift, replaced.periods)
+    return FixedSize(replaced, rate)

@@ -66,17 +66,17 @@ class Grouped(TablePair):
         weights = binomial_weights(self.records, float(self.rate))
         columns, infinite = [], 0.0
         for weight, shifts in zip(weights[1:], range(1, self.records + 1), strict=True):
-            value, mass, beyond = ratios(grouped_pair(self.pair, shifts), self.removed, side)
+            value, mass, infinity_mass = ratios(grouped_pair(self.pair, shifts), self.removed, side)
             order = np.argsort(value if self.removed else -value)  # What matters most is added first.
             columns.append((value[order], np.cumsum(mass[order])))
-            infinite += weight * beyond
+            infinite += weight * infinity_mass
         ends = np.unique(np.concatenate([sums for _, sums in columns]))
         middle = (ends + np.append(0.0, ends[:-1])) / 2
-        total, missing = np.full(len(ends), weights[0]), np.inf if self.removed else 0.0
+        total, last_ratio = np.full(len(ends), weights[0]), np.inf if self.removed else 0.0
         for weight, (value, sums) in zip(weights[1:], columns, strict=True):
-            total += weight * np.append(value, missing)[np.searchsorted(sums, middle)]
-        some = np.isfinite(total)
-        table = Table.of_ratios(total[some], np.diff(ends, prepend=0.0)[some], infinite, self.removed)
+            total += weight * np.append(value, last_ratio)[np.searchsorted(sums, middle)]
+        is_finite = np.isfinite(total)
+        table = Table.of_ratios(total[is_finite], np.diff(ends, prepend=0.0)[is_finite], infinite, self.removed)
         return Table(table.loss + side * _ROUNDING, table.mass * (1 + side * _ROUNDING), table.infinite)
 
     def attained(self) -> tuple[DominatingPair, ...]:
@@ -85,18 +85,18 @@ class Grouped(TablePair):
         if isinstance(self.pair, AdditivePair) and type(self.pair.noise) in LOG_CONCAVE:
             return super().attained()
         if isinstance(self.pair, Atoms):
-            equal = self._of_equal_records(self.pair)
+            equal = self._equal_records_pair(self.pair)
             return (equal.mirror() if self.removed else equal,)
         return (Sampled(self.pair, self.rate, self.removed),)
 
-    def _of_equal_records(self, pair: Atoms) -> Atoms:
+    def _equal_records_pair(self, pair: Atoms) -> Atoms:
         """Return the pair of noise on a lattice, where every record has the largest value."""
         weights, moved = binomial_weights(self.records, self.rate), int(pair.moved or 0)
-        single = pair.p[:-moved]
-        p = np.zeros(len(single) + self.records * moved)
+        noise_weights = pair.p[:-moved]
+        p = np.zeros(len(noise_weights) + self.records * moved)
         for j, weight in enumerate(weights):
-            p[j * moved : j * moved + len(single)] += weight * single
-        q = np.append(single, np.zeros(self.records * moved))
+            p[j * moved : j * moved + len(noise_weights)] += weight * noise_weights
+        q = np.append(noise_weights, np.zeros(self.records * moved))
         return Atoms(p / p.sum(), q)
 
     def lower_hockey_stick(self) -> Curve:
@@ -140,10 +140,10 @@ def sampled_group_pair(pair: DominatingPair, records: int, rate: Real) -> Domina
     Raises:
         ValueError: the mechanism is not additive noise.
     """
-    whole, known = grouped_pair(pair, records), checks.concrete(rate)
-    if known is not None and known == 1:
-        return whole
-    if isinstance(whole, AdditivePair) and isinstance(whole.noise, Gaussian):
+    grouped, plain_rate = grouped_pair(pair, records), checks.concrete(rate)
+    if plain_rate is not None and plain_rate == 1:
+        return grouped
+    if isinstance(grouped, AdditivePair) and isinstance(grouped.noise, Gaussian):
         shift = namespace(pair.shift).abs(pair.shift)  # type: ignore[attr-defined]
         weights = binomial_weights(records, rate)
         return GaussianMixture(np.arange(records + 1.0) * shift / pair.noise.sigma, weights)  # type: ignore[attr-defined]

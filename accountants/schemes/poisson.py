@@ -58,9 +58,9 @@ def budget_on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Real, Real
         ValueError: epsilon is negative, rate is not in (0, 1], or delta is not in [0, rate). They have any shape.
     """
     _check(epsilon, delta, rate)
-    spent, available = checks.concrete(delta), checks.concrete(rate)
-    if spent is not None and available is not None and not (spent < available).all():
-        raise ValueError(f"rate: {available.min():.9g} is not in ({spent.max():.9g}, 1], above delta")
+    plain_delta, plain_rate = checks.concrete(delta), checks.concrete(rate)
+    if plain_delta is not None and plain_rate is not None and not (plain_delta < plain_rate).all():
+        raise ValueError(f"rate: {plain_rate.min():.9g} is not in ({plain_delta.max():.9g}, 1], above delta")
     xp = namespace(epsilon, rate)
     return epsilon + xp.log1p(-xp.expm1(-epsilon) * (1 - rate) / rate), delta / rate
 
@@ -71,16 +71,16 @@ def budget_on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Real, Real
 class Truncated(DominatingPair):
     """The pair of a release on a Poisson sample of limited capacity, or its mirror if ``removed``; an upper bound.
 
-    It says whether the other records alone fill the sample, which has the probability ``full``. If they do not, the
-    release is one on a Poisson sample. If they do, the record is in the sample with the probability ``kept``, in place
-    of another one, so that the true value changes by up to twice the sensitivity.
+    It says whether the other records alone fill the sample, which has the probability ``p_full``. If they do not, the
+    release is one on a Poisson sample. If they do, the record takes the place of another one with probability
+    ``p_kept``, so that the true value changes by up to twice the sensitivity.
     """
 
-    one: DominatingPair  # The pair on all the data of a record that is added or removed.
-    other: DominatingPair  # The same of a record that is replaced.
+    added: DominatingPair  # The pair on all the data of a record that is added or removed.
+    substituted: DominatingPair  # The same of a record that is replaced.
     rate: Real
-    full: Real
-    kept: Real
+    p_full: Real
+    p_kept: Real
     removed: bool = False
 
     may_be_asymmetric: ClassVar[bool] = True
@@ -89,66 +89,69 @@ class Truncated(DominatingPair):
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
-        return self.one.joint
+        return self.added.joint
 
     @property
-    def _parts(self) -> tuple[tuple[Real, Sampled], tuple[Real, Sampled]]:
+    def _cases(self) -> tuple[tuple[Real, Sampled], tuple[Real, Sampled]]:
         """Return (weight, pair) of both cases, with weights that are rounded up."""
-        xp = namespace(self.full, self.kept)
-        kept = xp.minimum(self.kept * (1 + _BINOMIAL_ERROR), 1.0)
-        near, far = Sampled(self.one, self.rate, self.removed), Sampled(self.other, kept, self.removed)
-        return (1 - self.full * (1 - _BINOMIAL_ERROR), near), (self.full * (1 + _BINOMIAL_ERROR), far)
+        xp = namespace(self.p_full, self.p_kept)
+        p_kept = xp.minimum(self.p_kept * (1 + _BINOMIAL_ERROR), 1.0)
+        unfilled = Sampled(self.added, self.rate, self.removed)
+        filled = Sampled(self.substituted, p_kept, self.removed)
+        return (1 - self.p_full * (1 - _BINOMIAL_ERROR), unfilled), (self.p_full * (1 + _BINOMIAL_ERROR), filled)
 
     def hockey_stick(self) -> Curve:
-        parts = [(weight, upper(pair)) for weight, pair in self._parts]
-        return lambda eps: sum(weight * stick(eps) for weight, stick in parts)
+        cases = [(weight, upper(pair)) for weight, pair in self._cases]
+        return lambda eps: sum(weight * stick(eps) for weight, stick in cases)
 
     def lower_hockey_stick(self) -> Curve:
         return self.attained()[0].lower_hockey_stick()
 
     def largest_loss(self) -> Real:
-        return elementwise_maximum([pair.largest_loss() for _, pair in self._parts])
+        return elementwise_maximum([pair.largest_loss() for _, pair in self._cases])
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        return join([pair.privacy_loss().scaled(weight) for weight, pair in self._parts])
+        return join([pair.privacy_loss().scaled(weight) for weight, pair in self._cases])
 
     def mirror(self) -> Truncated:
-        return Truncated(self.one, self.other, self.rate, self.full, self.kept, not self.removed)
+        return Truncated(self.added, self.substituted, self.rate, self.p_full, self.p_kept, not self.removed)
 
     def attained(self) -> tuple[DominatingPair, ...]:
         """Return the pair where all other records add 0: a Poisson sample of the rate at which the record is kept."""
-        rate = (1 - self.full) * self.rate + self.full * self.kept
-        return (Sampled(self.one, rate * (1 - 2 * _BINOMIAL_ERROR), self.removed),)
+        rate = (1 - self.p_full) * self.rate + self.p_full * self.p_kept
+        return (Sampled(self.added, rate * (1 - 2 * _BINOMIAL_ERROR), self.removed),)
 
     def check(self) -> None:
-        for name in ("rate", "full", "kept"):
+        for name in ("rate", "p_full", "p_kept"):
             checks.within(name, getattr(self, name), 0.0, 1.0)
-        for pair in (self.one, self.other):
+        for pair in (self.added, self.substituted):
             pair.check()
 
 
 @proven("schemes#5-samples-of-limited-capacity")
-def full_and_kept(rate: Real, capacity: int, examples: int) -> tuple[Real, Real]:
+def full_sample_probabilities(rate: Real, capacity: int, examples: int) -> tuple[Real, Real]:
     """Return the probability that all other records fill the sample, and that of a record in it if they do.
 
     With B the capacity and n the examples, they are P(Bin(n - 1, r) >= B) and (B/n) P(Bin(n, r) > B)/P(Bin(n - 1, r) >=
     B).
     """
     betainc = special.betainc if namespace(rate) is np else jax_special.betainc
-    full, more = betainc(capacity, examples - capacity, rate), betainc(capacity + 1.0, examples - capacity, rate)
-    xp = namespace(full)
-    some = full > 0
-    return full, xp.where(some, xp.minimum(capacity / examples * more / xp.where(some, full, 1.0), 1.0), 0.0)[()]
+    p_full = betainc(capacity, examples - capacity, rate)
+    p_overfull = betainc(capacity + 1.0, examples - capacity, rate)
+    xp = namespace(p_full)
+    is_possible = p_full > 0
+    p_kept = xp.minimum(capacity / examples * p_overfull / xp.where(is_possible, p_full, 1.0), 1.0)
+    return p_full, xp.where(is_possible, p_kept, 0.0)[()]
 
 
 def truncated_pair(
-    pair: DominatingPair, far: DominatingPair, rate: Real, capacity: object, examples: object
+    pair: DominatingPair, substituted: DominatingPair, rate: Real, capacity: object, examples: object
 ) -> DominatingPair:
     """Return the pair of a Poisson sample with a capacity; without one that can be exceeded, of a Poisson sample.
 
     Args:
         pair: the pair of a release on all the data.
-        far: the same where one record is replaced by another.
+        substituted: the same where one record is replaced by another.
         rate: the sampling rate, in (0, 1].
         capacity: the most records of a sample, an integer of 1 or more.
         examples: the records of the larger one of both datasets.
@@ -157,4 +160,4 @@ def truncated_pair(
     examples = checks.integer_in("examples", examples, 1, 1 << 53)
     if capacity >= examples:
         return Sampled(pair, rate)
-    return Truncated(pair, far, rate, *full_and_kept(rate, capacity, examples))
+    return Truncated(pair, substituted, rate, *full_sample_probabilities(rate, capacity, examples))

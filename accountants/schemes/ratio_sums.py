@@ -52,11 +52,11 @@ class RatioSum:
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of S, and their masses, in no order."""
-        zone, place = np.nonzero(self.mass)
-        mass = self.mass[zone, place]
-        steps = (place - HALF).astype(float)
+        zone, index = np.nonzero(self.mass)
+        mass = self.mass[zone, index]
+        steps = (index - HALF).astype(float)
         if self.moment is not None:
-            steps = steps + self.moment[zone, place] / mass / np.ldexp(self.step, zone)
+            steps = steps + self.moment[zone, index] / mass / np.ldexp(self.step, zone)
         return np.maximum(self.origin + steps * np.ldexp(self.step, zone), 0.0), mass
 
     @property
@@ -65,9 +65,9 @@ class RatioSum:
         if not len(value):  # As a lower bound of a pair without privacy.
             return 0.0, 0.0, 0.0
         order = np.argsort(value)
-        below = np.cumsum(mass[order])
-        low, middle, high = np.searchsorted(below, below[-1] * np.array([0.25, 0.5, 0.75]))
-        return tuple(float(value[order[min(place, len(order) - 1)]]) for place in (low, middle, high))  # type: ignore[return-value]
+        cumulative = np.cumsum(mass[order])
+        low, middle, high = np.searchsorted(cumulative, cumulative[-1] * np.array([0.25, 0.5, 0.75]))
+        return tuple(float(value[order[min(index, len(order) - 1)]]) for index in (low, middle, high))  # type: ignore[return-value]
 
     @property
     def zones_of_sum(self) -> int:
@@ -82,18 +82,18 @@ class RatioSum:
         first, second = self.coarsened(level), other.coarsened(level)
         is_square = self is other
         count = max(law.zones_of_sum for law in (first, second))
-        columns = [_Columns.of(each, count) for each in ((first,) if is_square else (first, second))]
+        columns = [_Columns.of(law, count) for law in ((first,) if is_square else (first, second))]
         sums = []
-        nearer = [column.zero() for column in columns]
+        inside = [column.zero() for column in columns]
         for zone in range(count):
-            own = [column.zone(zone) for column in columns]
-            whole = [near + here for near, here in zip(nearer, own, strict=True)]
+            zone_rows = [column.zone(zone) for column in columns]
+            inner_rows = [inner + row for inner, row in zip(inside, zone_rows, strict=True)]
             if is_square:
-                sums.append(own[0].convolved(whole[0] + nearer[0]))
+                sums.append(zone_rows[0].convolved(inner_rows[0] + inside[0]))
             else:
-                sums.append(own[0].convolved(whole[1]) + nearer[0].convolved(own[1]))
+                sums.append(zone_rows[0].convolved(inner_rows[1]) + inside[0].convolved(zone_rows[1]))
             step = math.ldexp(1.0, level + zone)
-            nearer = [part.halved(step) for part in whole]
+            inside = [rows.halved(step) for rows in inner_rows]
         mass, moment, excess = _in_zones(sums, level)
         rounding = first.rounding + second.rounding + (8 * HALF + 32) * UNIT_ROUNDOFF
         total = first.excess + second.excess + excess
@@ -128,7 +128,7 @@ class RatioSum:
 
     def moved(self, origin: float, level: int) -> RatioSum:
         """Return the law about another origin."""
-        law = law_of(*self.points(), self.side, origin, level)
+        law = ratio_law(*self.points(), self.side, origin, level)
         return replace(law, excess=self.excess + law.excess, rounding=self.rounding + law.rounding)
 
 
@@ -152,13 +152,13 @@ class _Row:
     def __add__(self, other: _Row) -> _Row:
         if len(self.mass) < len(other.mass):
             return other + self
-        inside = slice(beside := (len(self.mass) - len(other.mass)) // 2, len(self.mass) - beside)
+        overlap = slice(margin := (len(self.mass) - len(other.mass)) // 2, len(self.mass) - margin)
         mass = self.mass.copy()
-        mass[inside] += other.mass
+        mass[overlap] += other.mass
         if self.moment is None or other.moment is None:
             return _Row(mass, None)
         moment = self.moment.copy()
-        moment[inside] += other.moment
+        moment[overlap] += other.moment
         return _Row(mass, moment)
 
     def convolved(self, other: _Row) -> _Row:
@@ -172,28 +172,29 @@ class _Row:
         even, odd = self.mass[::2], self.mass[1::2]
         mass = np.zeros(2 * HALF + 1)
         start = HALF - len(even) // 2
-        inside = slice(start, start + len(even))
-        mass[inside] = even
+        points = slice(start, start + len(even))
+        mass[points] = even
         if self.moment is None:
-            mass[inside][:-1] += odd / 2
-            mass[inside][1:] += odd / 2
+            mass[points][:-1] += odd / 2
+            mass[points][1:] += odd / 2
             return _Row(mass, None)
         moment = np.zeros(2 * HALF + 1)
         even_moment, odd_moment = self.moment[::2], self.moment[1::2]
-        mass[inside][: len(odd)] += odd
-        moment[inside] = even_moment
-        moment[inside][: len(odd)] += odd_moment + step * odd
+        mass[points][: len(odd)] += odd
+        moment[points] = even_moment
+        moment[points][: len(odd)] += odd_moment + step * odd
         return _Row(mass, moment)
 
 
-def _convolved(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    whole = np.zeros(len(one) + len(other) - 1)
-    some, others = np.flatnonzero(one), np.flatnonzero(other)
-    if len(some) and len(others):
-        first, last = int(some[0]), int(some[-1]) + 1
-        start, stop = int(others[0]), int(others[-1]) + 1
-        whole[first + start : last + stop - 1] = np.convolve(one[first:last], other[start:stop])
-    return whole
+def _convolved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    convolution = np.zeros(len(first) + len(second) - 1)
+    nonzero, nonzero_second = np.flatnonzero(first), np.flatnonzero(second)
+    if len(nonzero) and len(nonzero_second):
+        start, stop = int(nonzero[0]), int(nonzero[-1]) + 1
+        start_second, stop_second = int(nonzero_second[0]), int(nonzero_second[-1]) + 1
+        inner = np.convolve(first[start:stop], second[start_second:stop_second])
+        convolution[start + start_second : stop + stop_second - 1] = inner
+    return convolution
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,8 @@ class _Columns:
         return cls(np.pad(law.mass, further), None if law.moment is None else np.pad(law.moment, further))
 
     def zero(self) -> _Row:
-        none = np.zeros(2 * HALF + 1)
-        return _Row(none, None if self.moment is None else none)
+        zeros = np.zeros(2 * HALF + 1)
+        return _Row(zeros, None if self.moment is None else zeros)
 
     def zone(self, number: int) -> _Row:
         return _Row(self.mass[number], None if self.moment is None else self.moment[number])
@@ -218,78 +219,81 @@ def _in_zones(sums: list[_Row], level: int) -> tuple[np.ndarray, np.ndarray | No
     """Return masses and moments in zones, from those at |k| <= 2 N of every step; and the first moment beyond all."""
     is_lower = sums[0].moment is not None
     names = ("mass", "moment") if is_lower else ("mass",)
-    wide = [np.array([getattr(row, name) for row in sums]) for name in names]
+    columns = [np.array([getattr(row, name) for row in sums]) for name in names]
     inner = slice(2 * HALF - HALF // 2, 2 * HALF + HALF // 2 + 1)
     for zone in range(len(sums) - 1, 0, -1):  # What is nearer belongs to the zone below, at every second point.
-        for column in wide:
+        for column in columns:
             column[zone - 1, HALF : 3 * HALF + 1 : 2] += column[zone, inner]
             column[zone, inner] = 0.0
     for zone in range(len(sums) - 1):  # What is farther belongs to the zone above.
-        outer = [column[zone].copy() for column in wide]
-        for column, far in zip(wide, outer, strict=True):
-            far[HALF : 3 * HALF + 1] = 0.0
+        outer = [column[zone].copy() for column in columns]
+        for column, outer_values in zip(columns, outer, strict=True):
+            outer_values[HALF : 3 * HALF + 1] = 0.0
             column[zone, :HALF] = column[zone, 3 * HALF + 1 :] = 0.0
         if outer[0].any():
             row = _Row(outer[0], outer[1] if is_lower else None).halved(math.ldexp(1.0, level + zone))
-            wide[0][zone + 1, HALF : 3 * HALF + 1] += row.mass
+            columns[0][zone + 1, HALF : 3 * HALF + 1] += row.mass
             if is_lower:
-                wide[1][zone + 1, HALF : 3 * HALF + 1] += row.moment
+                columns[1][zone + 1, HALF : 3 * HALF + 1] += row.moment
     if is_lower:
-        _recentre(wide, level)
-    mass = wide[0]
+        _recentre(columns, level)
+    mass = columns[0]
     excess, last, step = 0.0, mass[-1], math.ldexp(1.0, level + len(sums) - 1)
     if not is_lower:
-        far = last[3 * HALF + 1 :]
-        excess = float((far * np.arange(1, HALF + 1)).sum()) * step
-        last[3 * HALF] += far.sum()
+        outer_values = last[3 * HALF + 1 :]
+        excess = float((outer_values * np.arange(1, HALF + 1)).sum()) * step
+        last[3 * HALF] += outer_values.sum()
         # The sums are not negative, so that there is nothing far below.
         last[HALF] += last[:HALF].sum()
-    kept = [column[:, HALF : 3 * HALF + 1] for column in wide]
-    light = kept[0] < _LIGHT
+    inner_columns = [column[:, HALF : 3 * HALF + 1] for column in columns]
+    light = inner_columns[0] < _LIGHT
     if not is_lower:
         excess += _LIGHT * float(light.sum()) * HALF * step
-    for column in kept:
+    for column in inner_columns:
         column[light] = 0.0
-    return kept[0], kept[1] if is_lower else None, excess
+    return inner_columns[0], inner_columns[1] if is_lower else None, excess
 
 
-def _recentre(wide: list[np.ndarray], level: int) -> None:
+def _recentre(columns: list[np.ndarray], level: int) -> None:
     """Move groups whose mean is nearer to the next grid point there."""
-    mass, moment = wide
+    mass, moment = columns
     for zone in range(len(mass)):
         step = math.ldexp(1.0, level + zone)
-        some = np.flatnonzero(mass[zone] > _LIGHT)
-        targets = some + np.rint(np.clip(moment[zone, some] / mass[zone, some] / step, -2.0, 2.0)).astype(int)
+        occupied = np.flatnonzero(mass[zone] > _LIGHT)
+        steps = moment[zone, occupied] / mass[zone, occupied] / step
+        targets = occupied + np.rint(np.clip(steps, -2.0, 2.0)).astype(int)
         distance = np.abs(targets - 2 * HALF)
         # A group stays in its zone.
-        move = (targets != some) & (distance <= HALF) & ((zone == 0) | (distance > HALF // 2))
-        places, targets = some[move], targets[move]
-        moved = mass[zone, places], moment[zone, places] - (targets - places) * step * mass[zone, places]
+        is_moved = (targets != occupied) & (distance <= HALF) & ((zone == 0) | (distance > HALF // 2))
+        sources, targets = occupied[is_moved], targets[is_moved]
+        moved = mass[zone, sources], moment[zone, sources] - (targets - sources) * step * mass[zone, sources]
         for column, values in zip((mass[zone], moment[zone]), moved, strict=True):
-            column[places] = 0.0
+            column[sources] = 0.0
             np.add.at(column, targets, values)
 
 
 @proven("schemes#2-sums-of-ratios")
-def law_of(value: np.ndarray, mass: np.ndarray, side: int, origin: float = 0.0, level: int | None = None) -> RatioSum:
+def ratio_law(
+    value: np.ndarray, mass: np.ndarray, side: int, origin: float = 0.0, level: int | None = None
+) -> RatioSum:
     """Return the bound of a law of atoms at values >= 0; by default the least step follows from the lowest values."""
     level = _least_level(value, mass) if level is None else level
     step = math.ldexp(1.0, level)
     distance = (value - origin) / step
     with np.errstate(divide="ignore"):
         zone = np.maximum(np.ceil(np.log2(np.abs(distance) / HALF)), 0.0).astype(int)
-    place = distance / np.exp2(zone)
+    position = distance / np.exp2(zone)
     count = int(zone.max(initial=0)) + 1
-    at = np.clip(np.floor(place), -HALF, HALF - 1)
-    flat = (zone * (2 * HALF + 1) + at + HALF).astype(int)
+    floor = np.clip(np.floor(position), -HALF, HALF - 1)
+    flat = (zone * (2 * HALF + 1) + floor + HALF).astype(int)
     size = count * (2 * HALF + 1)
     if side > 0:
-        up = mass * (place - at)
-        total = np.bincount(flat, mass - up, size) + np.bincount(flat + 1, up, size)
+        upper_mass = mass * (position - floor)
+        total = np.bincount(flat, mass - upper_mass, size) + np.bincount(flat + 1, upper_mass, size)
         return RatioSum(total.reshape(count, -1), None, origin, level, 0.0, 32 * UNIT_ROUNDOFF)
-    nearest = flat + (place - at > 0.5)
-    off = (place - at - (place - at > 0.5)) * step * np.exp2(zone)
-    masses, moments = (np.bincount(nearest, column, size).reshape(count, -1) for column in (mass, mass * off))
+    nearest = flat + (position - floor > 0.5)
+    offset = (position - floor - (position - floor > 0.5)) * step * np.exp2(zone)
+    masses, moments = (np.bincount(nearest, column, size).reshape(count, -1) for column in (mass, mass * offset))
     return RatioSum(masses, moments, origin, level, 0.0, (32 + len(value)) * UNIT_ROUNDOFF)
 
 

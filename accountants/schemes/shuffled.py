@@ -67,7 +67,7 @@ class ShuffledBatches(DominatingPair):
         noise: Any = self.pair.noise
         sigma, steps = float(noise.sigma / abs(self.pair.shift)), float(self.steps)
         end = 2.0 + sigma * np.sqrt(2 * np.log(steps) + 16.0)
-        return tuple(_threshold_test(sigma, steps, float(place * end)) for place in _TESTS)
+        return tuple(_threshold_test(sigma, steps, float(fraction * end)) for fraction in _TESTS)
 
     def lower_hockey_stick(self) -> Curve:
         tests = [test.lower_hockey_stick() for pair in self.attained() for test in (pair, pair.mirror())]
@@ -78,13 +78,13 @@ class ShuffledBatches(DominatingPair):
         self.pair.check()
 
 
-def _threshold_test(sigma: float, steps: float, place: float) -> Atoms:
+def _threshold_test(sigma: float, steps: float, threshold: float) -> Atoms:
     """Return the probabilities of whether some report exceeds a place, with the record and without it.
 
     A test of less power and of a larger level is another lower bound, which covers rounding.
     """
-    others = (steps - 1) * log_ndtr(place / sigma)
-    p, q = (-np.expm1(others + log_ndtr((place - value) / sigma)) for value in (2, 1))
+    log_others = (steps - 1) * log_ndtr(threshold / sigma)
+    p, q = (-np.expm1(log_others + log_ndtr((threshold - value) / sigma)) for value in (2, 1))
     p = p * (1 - _ROUNDING)
     q = min(q * (1 + _ROUNDING), p)
     return Atoms(np.array([p, 1 - p]), np.array([q, 1 - q]))

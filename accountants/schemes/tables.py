@@ -45,10 +45,10 @@ class Table:
         """Return the table of values of p/q with masses of q, and of an infinite one; of q and p if ``removed``."""
         order = np.argsort(ratio)
         ratio, mass = ratio[order], mass[order]
-        some = ratio > 0
+        is_positive = ratio > 0
         if removed:
-            return cls(-np.log(ratio[some])[::-1], mass[some][::-1], float(mass[~some].sum()))
-        return cls(np.log(ratio[some]), (ratio * mass)[some], infinite)
+            return cls(-np.log(ratio[is_positive])[::-1], mass[is_positive][::-1], float(mass[~is_positive].sum()))
+        return cls(np.log(ratio[is_positive]), (ratio * mass)[is_positive], infinite)
 
     def delta(self, epsilon: np.ndarray) -> np.ndarray:
         """Return the hockey-stick divergence, a sum of positive terms, at numbers of any shape."""
@@ -62,10 +62,10 @@ class Table:
     def privacy_loss(self, pair: TablePair) -> PrivacyLossDistribution:
         with np.errstate(under="ignore", over="ignore"):
             q = self.mass * np.exp(-self.loss)
-        rest = max(1 - float(q.sum()), 0.0)
+        remainder = max(1 - float(q.sum()), 0.0)
         p = np.concatenate([self.mass, [self.infinite, 0.0]])
         loss = np.concatenate([self.loss, [np.inf, -np.inf]])
-        return OneDirection(p, np.concatenate([q, [0.0, rest]]), loss, 0 * p, pair=pair)
+        return OneDirection(p, np.concatenate([q, [0.0, remainder]]), loss, 0 * p, pair=pair)
 
 
 @dataclass(frozen=True)
@@ -144,26 +144,26 @@ def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, 
     has the ratio 0, or an infinite one if ``removed``, where it counts for nothing.
     """
     losses = pair.privacy_loss()
-    whole = split_monotone(losses.mirrored() if removed else losses)
-    if whole.pieces:
-        rough = rough_losses(whole)
+    monotone = split_monotone(losses.mirrored() if removed else losses)
+    if monotone.pieces:
+        rough = rough_losses(monotone)
         low, high = _reach(rough)
         step = max(min(_MAX_STEP, (high - low) / _MIN_POINTS), (high - low) / _MAX_POINTS)
-        cells = cells_on_grid(whole, step, offset=best_offset(whole, step, rough), reach=(low, high))
+        cells = cells_on_grid(monotone, step, offset=best_offset(monotone, step, rough), reach=(low, high))
         masses = (upper_masses if side > 0 else lower_masses)(cells, step, 1)
         loss = masses.offset + (masses.first + np.arange(len(masses.mass))) * step
         mass, infinite = masses.mass, masses.infinite
     else:
-        finite = np.isfinite(whole.loss)
-        loss, mass = whole.loss[finite], whole.p[finite] * (1 + side * _MASS_ERROR)
-        infinite = float(whole.p[whole.loss == np.inf].sum()) * (1 + side * _MASS_ERROR)
+        finite = np.isfinite(monotone.loss)
+        loss, mass = monotone.loss[finite], monotone.p[finite] * (1 + side * _MASS_ERROR)
+        infinite = float(monotone.p[monotone.loss == np.inf].sum()) * (1 + side * _MASS_ERROR)
     if side > 0:  # Larger losses are more.
-        some = (mass > _LIGHT) & (loss <= _MAX_LOSS)
-        loss, infinite = np.maximum(loss, -_MAX_LOSS), infinite + float(mass[~some].sum())
+        is_counted = (mass > _LIGHT) & (loss <= _MAX_LOSS)
+        loss, infinite = np.maximum(loss, -_MAX_LOSS), infinite + float(mass[~is_counted].sum())
     else:
-        some = (mass > _LIGHT) & (loss >= -_MAX_LOSS)
+        is_counted = (mass > _LIGHT) & (loss >= -_MAX_LOSS)
         loss = np.minimum(loss, _MAX_LOSS)
-    loss, mass = loss[some], mass[some]
+    loss, mass = loss[is_counted], mass[is_counted]
     if removed:
         value, mass, infinite = np.append(np.exp(-loss), 0.0), np.append(mass, infinite), 0.0
     else:
@@ -173,8 +173,8 @@ def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, 
     if side < 0:
         total = max(float(mass.sum()) * (1 + _MASS_ERROR), 1.0)
         mass, infinite = mass / total, infinite / total
-    some = mass > _LIGHT
-    return value[some], mass[some], infinite
+    is_counted = mass > _LIGHT
+    return value[is_counted], mass[is_counted], infinite
 
 
 def _reach(rough: PrivacyLossDistribution) -> tuple[float, float]:
@@ -182,6 +182,6 @@ def _reach(rough: PrivacyLossDistribution) -> tuple[float, float]:
     finite = np.isfinite(rough.loss)
     order = np.argsort(rough.loss[finite])
     loss, p = rough.loss[finite][order], rough.p[finite][order]
-    below, last = int((np.cumsum(p * np.exp(-loss)) < _NEGLIGIBLE).sum()), len(loss) - 1
-    above = int((np.cumsum(p[::-1])[::-1] >= _NEGLIGIBLE).sum()) - 1
-    return float(loss[min(below, last)]), float(loss[max(above, 0)])
+    lower_index, last_index = int((np.cumsum(p * np.exp(-loss)) < _NEGLIGIBLE).sum()), len(loss) - 1
+    upper_index = int((np.cumsum(p[::-1])[::-1] >= _NEGLIGIBLE).sum()) - 1
+    return float(loss[min(lower_index, last_index)]), float(loss[max(upper_index, 0)])

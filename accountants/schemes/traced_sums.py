@@ -17,13 +17,13 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from accountants.privacy_loss import PrivacyLossDistribution
-from accountants.schemes.ratio_sums import law_of, self_sum
+from accountants.schemes.ratio_sums import ratio_law, self_sum
 from dpkernels.jax_on_use import Array
 from dpkernels.numerics import Real, RealArray
 from dpkernels.pytrees import PyTree
 
 _PANELS = 64  # The panels of quadrature of one ratio.
-DOTS = 2048  # The losses of a table of JAX numbers.
+LOSS_POINTS = 2048  # The losses of a table of JAX numbers.
 _DIFFERENCE_DIVISOR = 50  # The central difference in t is at t -/+ t/50, or 1.
 _NEGLIGIBLE = 1e-16  # The mass beyond all losses of a table.
 _MAX_REMEMBERED = 8  # How many sums are remembered.
@@ -34,8 +34,8 @@ class _Sum:
     """The values of a sum, increasing, with the masses and the first moments from each value on, and below it."""
 
     value: np.ndarray
-    above: tuple[np.ndarray, np.ndarray]
-    below: tuple[np.ndarray, np.ndarray]
+    from_value: tuple[np.ndarray, np.ndarray]
+    below_value: tuple[np.ndarray, np.ndarray]
 
 
 def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, ...]], *numbers: Real) -> list[Array]:
@@ -43,55 +43,55 @@ def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, 
 
     A callback's thread does not know the scope of 64 bits of its caller, so that numbers travel as pairs of words.
     """
-    kinds = [jnp.result_type(number) for number in numbers]
+    dtypes = [jnp.result_type(number) for number in numbers]
     words = [jax.lax.bitcast_convert_type(jnp.asarray(number, jnp.float64), jnp.uint32) for number in numbers]
-    places = [np.shape(number) for number in numbers]
+    input_shapes = [np.shape(number) for number in numbers]
 
     def call(*words: object) -> list[np.ndarray]:
         pairs = [np.ascontiguousarray(np.asarray(word, np.uint32)) for word in words]
-        values = [pair.view(np.float64).reshape(place) for pair, place in zip(pairs, places, strict=True)]
+        values = [pair.view(np.float64).reshape(size) for pair, size in zip(pairs, input_shapes, strict=True)]
         results = [
-            np.ascontiguousarray(np.broadcast_to(each, shape), np.float64)
-            for each, shape in zip(function(*values), shapes, strict=True)
+            np.ascontiguousarray(np.broadcast_to(value, shape), np.float64)
+            for value, shape in zip(function(*values), shapes, strict=True)
         ]
         return [result.reshape(*shape, 1).view(np.uint32) for result, shape in zip(results, shapes, strict=True)]
 
     specifications = [jax.ShapeDtypeStruct((*shape, 2), jnp.uint32) for shape in shapes]
     answers = jax.pure_callback(call, specifications, *words, vmap_method="sequential")
-    kind = jnp.result_type(*kinds)
-    return [jax.lax.bitcast_convert_type(answer, jnp.float64).astype(kind) for answer in answers]
+    dtype = jnp.result_type(*dtypes)
+    return [jax.lax.bitcast_convert_type(answer, jnp.float64).astype(dtype) for answer in answers]
 
 
-def _sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
-    return _sum_of(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
+def _ratio_sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
+    return _cached_sum(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
 
 
 @lru_cache(_MAX_REMEMBERED)
-def _sum_of(ratio: bytes, mass: bytes, count: int) -> _Sum:
+def _cached_sum(ratio: bytes, mass: bytes, count: int) -> _Sum:
     value, masses = np.zeros(1), np.ones(1)
     if count > 0:
-        x, w = np.frombuffer(ratio), np.frombuffer(mass)
-        value, masses = self_sum(law_of(x[w > 0], w[w > 0], 1), count).points()
+        terms, weights = np.frombuffer(ratio), np.frombuffer(mass)
+        value, masses = self_sum(ratio_law(terms[weights > 0], weights[weights > 0], 1), count).points()
     order = np.argsort(value)
     value, masses = value[order], masses[order]
     columns = (masses, masses * value)
-    above = tuple(np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in columns)
-    below = tuple(np.append(0.0, np.cumsum(column)) for column in columns)
-    return _Sum(value, above, below)  # type: ignore[arg-type]
+    from_value = tuple(np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in columns)
+    below_value = tuple(np.append(0.0, np.cumsum(column)) for column in columns)
+    return _Sum(value, from_value, below_value)  # type: ignore[arg-type]
 
 
 def _gains(total: _Sum, strike: np.ndarray, removed: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return E (S - k)_+ and P(S > k), or E (k - S)_+ and P(S < k) if removed."""
-    place = np.searchsorted(total.value, strike, side="right")
-    mass, first = (column[place] for column in (total.below if removed else total.above))
-    return np.maximum(strike * mass - first if removed else first - strike * mass, 0.0), mass
+    index = np.searchsorted(total.value, strike, side="right")
+    mass, moment = (column[index] for column in (total.below_value if removed else total.from_value))
+    return np.maximum(strike * mass - moment if removed else moment - strike * mass, 0.0), mass
 
 
 def _divergence(removed: bool, numbers: tuple[np.ndarray, ...], count: int | None = None) -> np.ndarray:
     ratio, mass, infinite, steps, epsilon = numbers
     count = round(float(steps)) if count is None else count
     sign = -1 if removed else 1
-    gain, _ = _gains(_sum(ratio, mass, count), count * np.exp(sign * epsilon), removed)
+    gain, _ = _gains(_ratio_sum(ratio, mass, count), count * np.exp(sign * epsilon), removed)
     return (np.exp(epsilon) if removed else 1.0) * gain / count + infinite
 
 
@@ -101,17 +101,17 @@ def _slopes(removed: bool, in_steps: bool, *numbers: np.ndarray) -> list[np.ndar
     count, sign = round(float(steps)), -1 if removed else 1
     scale = np.exp(epsilon) if removed else np.ones(np.shape(epsilon))
     strike = count * np.exp(sign * epsilon)
-    gain, beyond = _gains(_sum(ratio, mass, count - 1), np.asarray(strike)[..., None] - ratio, removed)
-    whole, mass_beyond = _gains(_sum(ratio, mass, count), strike, removed)
+    gain, probability = _gains(_ratio_sum(ratio, mass, count - 1), np.asarray(strike)[..., None] - ratio, removed)
+    sum_gain, sum_probability = _gains(_ratio_sum(ratio, mass, count), strike, removed)
     # d/d eps of E (S - K)_+/t is -e^eps P(S > K), and of e^eps E (k - S)_+/t it is that minus P(S < k).
-    by_epsilon = scale * whole / count - mass_beyond if removed else -np.exp(epsilon) * mass_beyond
+    by_epsilon = scale * sum_gain / count - sum_probability if removed else -np.exp(epsilon) * sum_probability
     by_steps = np.zeros(np.shape(epsilon))
     if in_steps:
-        apart = max(count // _DIFFERENCE_DIVISOR, 1)
-        low, high = max(count - apart, 1), count + apart
+        half_width = max(count // _DIFFERENCE_DIVISOR, 1)
+        low, high = max(count - half_width, 1), count + half_width
         by_steps = (_divergence(removed, numbers, high) - _divergence(removed, numbers, low)) / (high - low)
     scale = np.asarray(scale)[..., None]
-    return [scale * gain, sign * scale * mass * beyond, by_epsilon, by_steps]
+    return [scale * gain, sign * scale * mass * probability, by_epsilon, by_steps]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -124,11 +124,11 @@ def mean_divergence(removed: bool, ratio: Real, mass: Real, infinite: Real, step
 @partial(mean_divergence.defjvp, symbolic_zeros=True)
 def _(removed: bool, primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Array, Array]:
     ratio, *_, epsilon = primals
-    shape, kind = jnp.shape(epsilon), jnp.result_type(epsilon)
+    shape, dtype = jnp.shape(epsilon), jnp.result_type(epsilon)
     moves = [not isinstance(tangent, SymbolicZero) for tangent in tangents]
     shapes = [shape + jnp.shape(ratio) * (k < 2) for k in range(4)]
     by_mass, by_ratio, by_epsilon, by_steps = _on_host(partial(_slopes, removed, moves[3]), shapes, *primals)
-    change: Array = jnp.zeros(shape, kind)
+    change: Array = jnp.zeros(shape, dtype)
     for k, slope in ((0, by_ratio), (1, by_mass)):
         change = change + ((slope * tangents[k]).sum(-1) if moves[k] else 0.0)
     for k, factor in ((2, 1.0), (3, by_steps), (4, by_epsilon)):
@@ -156,7 +156,7 @@ def traced_losses(
     """
     ratio, mass, _, steps = numbers
     (loss,) = _on_host(
-        lambda *values: [_dots(removed, *values)], [(DOTS,)], *jax.lax.stop_gradient((ratio, mass, steps))
+        lambda *values: [_loss_points(removed, *values)], [(LOSS_POINTS,)], *jax.lax.stop_gradient((ratio, mass, steps))
     )
     delta, t = hockey_stick(loss), jnp.exp(loss)
     slopes = jnp.concatenate([-jnp.ones(1), jnp.diff(delta) / jnp.diff(t), jnp.zeros(1)])
@@ -165,14 +165,14 @@ def traced_losses(
     return p, jnp.append(q, 0.0), jnp.append(loss, jnp.inf)
 
 
-def _dots(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _loss_points(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """Return losses that increase, as dense as the values of the sum where these matter."""
     count = round(float(steps))
-    total = _sum(ratio, mass, count)
-    (below, firsts), (above, moments) = total.below, total.above
-    start = int(np.searchsorted(below if removed else firsts / count, _NEGLIGIBLE))
-    stop = int(np.searchsorted(-(above if removed else moments / count), -_NEGLIGIBLE))
+    total = _ratio_sum(ratio, mass, count)
+    (mass_below, moment_below), (mass_from, moment_from) = total.below_value, total.from_value
+    start = int(np.searchsorted(mass_below if removed else moment_below / count, _NEGLIGIBLE))
+    stop = int(np.searchsorted(-(mass_from if removed else moment_from / count), -_NEGLIGIBLE))
     value = np.unique(np.maximum(total.value[max(start - 1, 0) : stop + 1], 1e-300)) / count
-    place = np.linspace(0, len(value) - 1, DOTS)
-    loss = np.interp(place, np.arange(len(value)), np.log(value))
+    position = np.linspace(0, len(value) - 1, LOSS_POINTS)
+    loss = np.interp(position, np.arange(len(value)), np.log(value))
     return -loss[::-1] if removed else loss

@@ -91,15 +91,15 @@ class Blanket:
         if len(self.mass) <= _MAX_THINNED:
             return self
         mass, p, q = self.mass, self.p, self.q
-        share = np.cumsum(mass * np.hypot(p, q))
-        block = np.minimum((share / share[-1] * (_MAX_THINNED // 2)).astype(int), _MAX_THINNED // 2 - 1)
+        cumulative = np.cumsum(mass * np.hypot(p, q))
+        block = np.minimum((cumulative / cumulative[-1] * (_MAX_THINNED // 2)).astype(int), _MAX_THINNED // 2 - 1)
         block = np.unique(block, return_inverse=True)[1]
         total = np.bincount(block, mass)
         means = [np.bincount(block, mass * column) / total for column in (p, q)]
         deviations = [column - mean[block] for column, mean in zip((p, q), means, strict=True)]
-        along = np.sign(np.bincount(block, mass * deviations[0] * deviations[1]))
+        direction = np.sign(np.bincount(block, mass * deviations[0] * deviations[1]))
         spread = [np.sqrt(np.bincount(block, mass * gap**2) / total) for gap in deviations]
-        moves = spread[0], np.where(along < 0, -1.0, 1.0) * spread[1]
+        moves = spread[0], np.where(direction < 0, -1.0, 1.0) * spread[1]
         p, q = (np.append(mean - move, mean + move) for mean, move in zip(means, moves, strict=True))
         return Blanket(np.append(total, total) / 2, p, q, self.gamma)
 
@@ -174,7 +174,7 @@ class WorstInputs:
     exact: bool = True
 
 
-def of_level(level: Real, gamma: Real) -> OutcomeProbabilities:
+def level_outcomes(level: Real, gamma: Real) -> OutcomeProbabilities:
     """Return reports at least as informative as any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
 
     R_x/omega and R_x'/omega are each gamma e^eps0 with probability w = (1/gamma - 1)/(e^eps0 - 1), and gamma otherwise.
@@ -182,9 +182,9 @@ def of_level(level: Real, gamma: Real) -> OutcomeProbabilities:
     """
     high, gamma = np.exp(level), gamma * (1 - _GAMMA_ERROR)
     w = min((1 / gamma - 1) / np.expm1(level), 1.0)
-    both = max(2 * w - 1, 0.0)
-    mass = gamma * np.array([w - both, w - both, both, 1 - 2 * w + both])
-    first, second = (mass * np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
+    p_both = max(2 * w - 1, 0.0)  # The probability that both are high.
+    mass = gamma * np.array([w - p_both, w - p_both, p_both, 1 - 2 * w + p_both])
+    first, second = (mass * np.where(is_high, high, 1.0) for is_high in ([1, 0, 1, 0], [0, 1, 1, 0]))
     return OutcomeProbabilities(mass, first, second, np.zeros((0, 4)))
 
 
@@ -277,8 +277,8 @@ def _(mixture: ExactMixture | Mixture) -> WorstInputs:
     if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
         raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
 
-    def join(one: RealArray, other: RealArray) -> RealArray:
-        return namespace(weight, one, other).concatenate([weight * one, (1 - weight) * other], axis=-1)
+    def join(p: RealArray, q: RealArray) -> RealArray:
+        return namespace(weight, p, q).concatenate([weight * p, (1 - weight) * q], axis=-1)
 
     level = namespace(first.level, second.level).maximum(first.level, second.level)
     pair = jax.tree.map(join, first.pairs[0], second.pairs[0])
@@ -295,7 +295,7 @@ def _(mechanism: Windowed) -> WorstInputs:
     if not (mechanism.window.falls and mechanism.base.falls):
         knots = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
         low, level = mechanism.envelope((knots[1:] + knots[:-1]) / 2)[1], pure_epsilon(mechanism)
-        return WorstInputs((of_level(level, 2 * (low * np.diff(knots)).sum()),), level, exact=False)
+        return WorstInputs((level_outcomes(level, 2 * (low * np.diff(knots)).sum()),), level, exact=False)
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
     first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
@@ -345,7 +345,7 @@ def _(form: ExactWindow) -> WorstInputs:
     total, (high, low) = float(table.total), table.extremes()
     level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:
-        return WorstInputs((of_level(level, least.sum()),), level)
+        return WorstInputs((level_outcomes(level, least.sum()),), level)
     last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
     outcomes = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
     is_worst = table.is_flat or len(table.window) <= table.shifts
@@ -355,14 +355,14 @@ def _(form: ExactWindow) -> WorstInputs:
 def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:
     """Return the proof's bound without its last step, at t >= gamma (1 - e^eps) and at the complement below."""
     gamma = ends.least.sum()
-    far, near = ends.first - E * ends.least, E * ends.second - ends.least
+    first_gap, second_gap = ends.first - E * ends.least, E * ends.second - ends.least
 
-    def bound(at: float) -> float:
-        if at >= gamma * (1 - E):
-            return float(np.maximum(far - at / gamma * ends.least, 0.0).sum())
-        return float(1 - E - at + np.maximum(near + at / gamma * ends.least, 0.0).sum())
+    def bound(level: float) -> float:
+        if level >= gamma * (1 - E):
+            return float(np.maximum(first_gap - level / gamma * ends.least, 0.0).sum())
+        return float(1 - E - level + np.maximum(second_gap + level / gamma * ends.least, 0.0).sum())
 
-    return np.array([bound(at) for at in t])
+    return np.array([bound(level) for level in t])
 
 
 @worst_inputs.register(Optimal)
@@ -386,21 +386,21 @@ def _(rows: np.ndarray) -> WorstInputs:
         raise ValueError(
             "mechanism: a row has a 0 for a report that another row has; every report must be possible for every input"
         )
-    return _of_rows(rows.tobytes(), rows.shape)
+    return _rows_worst_inputs(rows.tobytes(), rows.shape)
 
 
 @lru_cache(maxsize=16)
-def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
+def _rows_worst_inputs(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
     rows = np.frombuffer(raw).reshape(shape)
     level, least = float(np.log((rows.max(0) / rows.min(0)).max())), rows.min(0)
     if rows.size * len(rows) > _MAX_CELLS:
-        return WorstInputs((of_level(level, least.sum()),), level)
+        return WorstInputs((level_outcomes(level, least.sum()),), level)
     others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
-    different = different_pairs(rows) if len(rows) <= _MAX_COMPARED_ROWS else []
-    are_few = 0 < len(different) <= _MAX_ALL_PAIRS
-    chosen = different if are_few else _likely_worst(rows, level)
-    pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in chosen)
-    return WorstInputs(pairs, level, None if are_few else partial(largest_stop_loss, rows))
+    candidates = different_pairs(rows) if len(rows) <= _MAX_COMPARED_ROWS else []
+    all_kept = 0 < len(candidates) <= _MAX_ALL_PAIRS
+    pairs_of_rows = candidates if all_kept else _likely_worst(rows, level)
+    pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in pairs_of_rows)
+    return WorstInputs(pairs, level, None if all_kept else partial(largest_stop_loss, rows))
 
 
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
@@ -413,7 +413,7 @@ def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
         )
         wins += (values >= values.max((0, 1)) * (1 - 1e-12)).sum(-1)
     most_often = [
-        tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT_PAIRS]
+        tuple(map(int, divmod(index, len(rows)))) for index in np.argsort(-wins, axis=None, kind="stable")[:_KEPT_PAIRS]
     ]
     pairs = dict.fromkeys([pair for pair in most_often if wins[pair]] + [(len(rows) - 1, 0)])
     return list(pairs)  # type: ignore[arg-type]
@@ -422,7 +422,7 @@ def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
 def _row_stop_loss(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:
     """Return E(L - t)_+ of x and every other row, of shape (row, t)."""
     omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - E * rows
-    return np.stack([np.maximum(gaps - at * omega, 0.0).sum(1) for at in t], 1)
+    return np.stack([np.maximum(gaps - level * omega, 0.0).sum(1) for level in t], 1)
 
 
 def largest_stop_loss(rows: np.ndarray, E: float, t: np.ndarray) -> np.ndarray:

@@ -104,22 +104,23 @@ class ReportLoss:
         bound they are dropped: sums that contain one count as 0.
         """
         least = -math.log(n / _MAX_TRIMMED) / c
-        far = self.value + self.slack < least
-        if not far.any():
+        is_low = self.value + self.slack < least
+        if not is_low.any():
             return self
-        value, mass, slack = (column[~far] for column in (self.value, self.mass, self.slack))
+        value, mass, slack = (column[~is_low] for column in (self.value, self.mass, self.slack))
         if side > 0:
-            value, mass, slack = np.append(value, least), np.append(mass, self.mass[far].sum()), np.append(slack, 0.0)
+            value, slack = np.append(value, least), np.append(slack, 0.0)
+            mass = np.append(mass, self.mass[is_low].sum())
         return ReportLoss(value, mass, slack)
 
 
-def _of_blanket(blanket: Blanket, E: float) -> ReportLoss:
-    some = np.asarray(blanket.mass) > 0
-    mass, p, q = (np.asarray(column, float)[some] for column in (blanket.mass, blanket.p, blanket.q))
+def _blanket_losses(blanket: Blanket, E: float) -> ReportLoss:
+    has_mass = np.asarray(blanket.mass) > 0
+    mass, p, q = (np.asarray(column, float)[has_mass] for column in (blanket.mass, blanket.p, blanket.q))
     return ReportLoss.of(p - E * q, mass, float(blanket.gamma), p + E * q)
 
 
-def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
+def _bound_losses(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
     """Return the distribution whose E(L - t)_+ is the bound at some t, with the likely losses, and linear between."""
     blankets = [pair.upper.merged for pair in inputs.pairs]
     gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS_ERROR)
@@ -129,46 +130,47 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
     t = np.unique(np.clip(inner, least, most))
     t = t[np.append(np.diff(t) > 1e-9 * (most - least), True)]
     t[0] = least
-    above = np.concatenate([[1 - E - t[0]], stop_loss(E, t[1:-1]), [0.0]])
+    bound = np.concatenate([[1 - E - t[0]], stop_loss(E, t[1:-1]), [0.0]])
     # What is bounded is convex, so it is below the hull as well.
-    kept, slopes = lower_hull(t, above)
-    t, slopes = t[kept], np.concatenate([[-1.0], slopes, [0.0]])
+    hull, slopes = lower_hull(t, bound)
+    t, slopes = t[hull], np.concatenate([[-1.0], slopes, [0.0]])
     return ReportLoss.of(t, np.maximum(np.diff(slopes), 0.0), gamma, np.full(len(t), gamma * (1 + E) * high))
 
 
-def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
+def _split_reports(report: LossSum, n: int) -> list[tuple[LossSum, int]]:
     """Return (sum of 2^j reports, how often) for n reports, with 2^j as large as keeps the values few."""
-    sums = [one]
+    sums = [report]
     while 2 * sums[-1].reports <= n and len(sums[-1].value) <= _MAX_OUTCOMES and len(sums[-1].value) ** 2 <= _MAX_PAIRS:
         sums.append(sums[-1].plus(sums[-1]))
-    whole, rest = divmod(n, sums[-1].reports)
-    parts = [(sums[-1], whole), *((part, 1) for part in sums[-2::-1] if rest & part.reports)]
-    while len(parts) > 1 and parts[0][1] == 1 and len(parts[0][0].value) * len(parts[1][0].value) <= _MAX_PAIRS:
-        parts[:2] = [(parts[0][0].plus(parts[1][0]), 1)]
-    return parts
+    repeats, remainder = divmod(n, sums[-1].reports)
+    terms = [(sums[-1], repeats), *((loss_sum, 1) for loss_sum in sums[-2::-1] if remainder & loss_sum.reports)]
+    while len(terms) > 1 and terms[0][1] == 1 and len(terms[0][0].value) * len(terms[1][0].value) <= _MAX_PAIRS:
+        terms[:2] = [(terms[0][0].plus(terms[1][0]), 1)]
+    return terms
 
 
-def _tilt(one: LossSum | ReportLoss, n: int) -> tuple[float, float]:
+def _tilt(report: LossSum | ReportLoss, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
     with np.errstate(all="ignore"):
-        c, variance = saddle_point(one.mass, one.value, n)
-    return float(c), max(math.sqrt(variance), _MIN_DEVIATION * float(np.ptp(one.value)))
+        c, variance = saddle_point(report.mass, report.value, n)
+    return float(c), max(math.sqrt(variance), _MIN_DEVIATION * float(np.ptp(report.value)))
 
 
 @proven("shuffle#proof")
-def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
+def _split_upwards(loss_sum: LossSum, step: float, count: int) -> Masses:
     """Return the distribution with every value split between the grid points around it, its mean kept or raised."""
-    place = (part.value + part.slack) / step
-    k, first, size = _cells(place)
-    up = np.minimum(place - k + _CELL_MARGIN, 1.0)
-    mass = np.bincount(k - first, part.mass * (1 - up), size) + np.bincount(k - first + 1, part.mass * up, size)
-    return Masses(mass * (1 + _MASS_ERROR * part.reports), first, 0.0, 0.0, count)
+    position = (loss_sum.value + loss_sum.slack) / step
+    k, first, size = _cells(position)
+    upper_share = np.minimum(position - k + _CELL_MARGIN, 1.0)
+    mass = np.bincount(k - first, loss_sum.mass * (1 - upper_share), size)
+    mass = mass + np.bincount(k - first + 1, loss_sum.mass * upper_share, size)
+    return Masses(mass * (1 + _MASS_ERROR * loss_sum.reports), first, 0.0, 0.0, count)
 
 
-def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
-    if not np.abs(place).max() < 2.0**52:
+def _cells(position: np.ndarray) -> tuple[np.ndarray, int, int]:
+    if not np.abs(position).max() < 2.0**52:
         raise TooManyPointsError("values are too far apart for this step")
-    k = np.floor(place).astype(np.int64)
+    k = np.floor(position).astype(np.int64)
     size = int(k[-1] - k[0]) + 2
     if size > _MAX_CELLS:
         raise TooManyPointsError(f"values need {size} points at this step; at most {_MAX_CELLS} are used")
@@ -176,43 +178,43 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
 
 
 @proven("shuffle#proof")
-def _lowered(part: LossSum, step: float, count: int) -> Masses:
+def _split_downwards(loss_sum: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
-    place = (part.value - part.slack) / step - _CELL_MARGIN
-    k, first, size = _cells(place)
-    mass = part.mass * (1 - _MASS_ERROR * part.reports - UNIT_ROUNDOFF * len(part.value))
-    f, at_outcomes = _stop_loss(place - first, mass, size)
-    share = place - k
-    over = np.zeros(size + 1)
-    np.maximum.at(over, k - first + 1, (1 - share) * f[k - first] + share * f[k - first + 1] - at_outcomes)
-    wanted = np.maximum(over[1:], over[:-1]) + _CELL_MARGIN * over.max()
-    capped = f <= wanted
-    f = np.where(capped | np.append(capped[1:], True), 0.0, f - wanted)
+    position = (loss_sum.value - loss_sum.slack) / step - _CELL_MARGIN
+    k, first, size = _cells(position)
+    mass = loss_sum.mass * (1 - _MASS_ERROR * loss_sum.reports - UNIT_ROUNDOFF * len(loss_sum.value))
+    f, at_outcomes = _stop_loss(position - first, mass, size)
+    fraction = position - k
+    excess = np.zeros(size + 1)
+    np.maximum.at(excess, k - first + 1, (1 - fraction) * f[k - first] + fraction * f[k - first + 1] - at_outcomes)
+    reduction = np.maximum(excess[1:], excess[:-1]) + _CELL_MARGIN * excess.max()
+    capped = f <= reduction
+    f = np.where(capped | np.append(capped[1:], True), 0.0, f - reduction)
     grid, total = np.arange(size, dtype=float), mass.sum()
     f[0] = min(f[0], (f + total * grid).min())
-    kept, slopes = lower_hull(grid, f)
+    hull, slopes = lower_hull(grid, f)
     masses = np.zeros(size)
-    masses[kept] = np.maximum(np.diff(np.concatenate([[-total], slopes, [0.0]])), 0.0)
+    masses[hull] = np.maximum(np.diff(np.concatenate([[-total], slopes, [0.0]])), 0.0)
     return Masses(masses, first, 0.0, 0.0, count)
 
 
 def lower_hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the points of the lower convex hull, with both ends, and the slopes between them."""
-    kept = np.arange(len(t))
+    hull = np.arange(len(t))
     while True:
-        slopes = np.diff(f[kept]) / np.diff(t[kept])
+        slopes = np.diff(f[hull]) / np.diff(t[hull])
         bent = np.concatenate([[True], np.diff(slopes) > 0, [True]])
         if bent.all():
-            return kept, slopes
-        kept = kept[bent]
+            return hull, slopes
+        hull = hull[bent]
 
 
-def _stop_loss(place: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _stop_loss(position: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return E(L - t)_+, in steps, at the grid points 0, 1, .. and at the outcomes."""
-    above, weighted = (np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in (mass, mass * place))
+    mass_above, weighted = (np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in (mass, mass * position))
     grid = np.arange(size, dtype=float)
-    first = np.searchsorted(place, grid, side="left")
-    return weighted[first] - grid * above[first], weighted[:-1] - place * above[:-1]
+    first = np.searchsorted(position, grid, side="left")
+    return weighted[first] - grid * mass_above[first], weighted[:-1] - position * mass_above[:-1]
 
 
 def _positive_part(total: ComposedBounds, side: int) -> float:
@@ -228,43 +230,43 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     return math.exp(total.log_scale) * max(value, 0.0)
 
 
-def _bound(loss: ReportLoss, n: int, side: int, enough: float = math.inf) -> float:
-    """Return a bound of E[S_+]; of a lower one that is enough, on the first grid on which it is."""
+def _bound(loss: ReportLoss, n: int, side: int, target: float = math.inf) -> float:
+    """Return a bound of E[S_+]; a lower one is that of the first grid on which it is at least ``target``."""
     if loss.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
         return max(n * float((loss.value + loss.slack).max()), 0.0) if side > 0 else 0.0
-    parts = _parts(loss.sum(), n)
-    if len(parts) == 1 and parts[0][1] == 1:
-        part = parts[0][0]
-        value = np.maximum(part.value + side * part.slack, 0.0) @ part.mass
+    terms = _split_reports(loss.sum(), n)
+    if len(terms) == 1 and terms[0][1] == 1:
+        loss_sum = terms[0][0]
+        value = np.maximum(loss_sum.value + side * loss_sum.slack, 0.0) @ loss_sum.mass
         return float(value * (1 + side * _MASS_ERROR * n))
     trimmed = loss.trimmed(n, _tilt(loss, n)[0], side)
-    one = trimmed.sum()
-    if one.value.max() <= 0:
-        return n * (float(one.value.max()) + one.slack) if side > 0 else 0.0
-    parts = parts if trimmed is loss else _parts(one, n)
-    c, deviation = _tilt(one, n)
-    grids = _Grids(parts, c, deviation, side)
-    error = _RTOL if stage_count(max(count for _, count in parts)) else _FEW_RTOL
+    report = trimmed.sum()
+    if report.value.max() <= 0:
+        return n * (float(report.value.max()) + report.slack) if side > 0 else 0.0
+    terms = terms if trimmed is loss else _split_reports(report, n)
+    c, deviation = _tilt(report, n)
+    grids = _Grids(terms, c, deviation, side)
+    error = _RTOL if stage_count(max(count for _, count in terms)) else _FEW_RTOL
     if side > 0:
-        return min(grids.bound(error), _chernoff_bound(one, n, c))
+        return min(grids.bound(error), _chernoff_bound(report, n, c))
     # Where outcomes are sparse, a polygon on a grid loses more than its square.
     best = 0.0
     for _ in range(_FINER_GRIDS):
         before, best = best, max(best, grids.bound(error, coarser=0 if best else _COARSER_GRIDS))
-        if best - before <= _NARROW_ENOUGH * best or best >= enough:
+        if best - before <= _NARROW_ENOUGH * best or best >= target:
             break
         error /= _FINER**2
     return best
 
 
 @proven("shuffle#proof")
-def _chernoff_bound(one: LossSum, n: int, c: float) -> float:
+def _chernoff_bound(report: LossSum, n: int, c: float) -> float:
     """Return e^K(c)/(e c), an upper bound of E[S_+] for any c > 0.
 
     It holds where no grid resolves the few positive losses of a sum that is hardly ever positive.
     """
     with np.errstate(over="ignore"):
-        grown = one.mass * np.expm1(c * (one.value + one.slack))
+        grown = report.mass * np.expm1(c * (report.value + report.slack))
     moment = float(grown.sum()) + _MASS_ERROR * float(np.abs(grown).sum())  # Of one report, less 1.
     if not -1 < moment < math.inf:  # No digit is left.
         return math.inf
@@ -276,7 +278,7 @@ def _chernoff_bound(one: LossSum, n: int, c: float) -> float:
 class _Grids:
     """Bounds of E[S_+] of the sum of some parts, on grids of a given error."""
 
-    parts: list[tuple[LossSum, int]]
+    terms: list[tuple[LossSum, int]]
     tilt: float
     deviation: float  # That of the tilted sum.
     side: int
@@ -287,33 +289,33 @@ class _Grids:
         It is trivial if all of these grids are too large. A cell adds up to a sixth of its square to the variance in
         the mean, and the tilted sum grows by c^2 / 2 of that.
         """
-        counts = [count for _, count in self.parts]
+        counts = [count for _, count in self.terms]
         stages = stage_count(max(counts))
         step = math.sqrt(12 * error / ((1 + stages) * sum(counts))) / self.tilt
         step = min(step, self.deviation / _MIN_POINTS / RATIO**stages)
         for _ in range(coarser + 1):
             with contextlib.suppress(TooManyPointsError, MemoryError):
-                masses = [self._masses(part, step, count, max(counts), stages) for part, count in self.parts]
+                masses = [self._masses(loss_sum, step, count, max(counts), stages) for loss_sum, count in self.terms]
                 tilt = min(self.tilt, _MAX_TILTED / (step * RATIO**stages))
                 return _positive_part(compose(masses, step, tilt, self.side, stages, is_linear=True), self.side)
             step *= 2
         return math.inf if self.side > 0 else 0.0
 
-    def _masses(self, part: LossSum, step: float, count: int, most: int, stages: int) -> Masses:
+    def _masses(self, loss_sum: LossSum, step: float, count: int, most: int, stages: int) -> Masses:
         """Return the masses of a part, which few reports enter at a later stage on its coarser grid."""
         stage = 0
         while stage < stages and count * BLOCK ** (stage + 1) <= most:
             stage += 1
-        place = _split_upwards if self.side > 0 else _lowered
-        return replace(place(part, step * RATIO**stage, count), stage=stage)
+        split = _split_upwards if self.side > 0 else _split_downwards
+        return replace(split(loss_sum, step * RATIO**stage, count), stage=stage)
 
 
-def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:
+def blanket_upper_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     """Return delta from above, of one blanket."""
-    return _upper_delta_of(_of_blanket(blanket, math.exp(min(epsilon, _MAX_EPSILON))), float(blanket.gamma), n)
+    return _upper_delta(_blanket_losses(blanket, math.exp(min(epsilon, _MAX_EPSILON))), float(blanket.gamma), n)
 
 
-def _upper_delta_of(loss: ReportLoss, gamma: float, n: int) -> float:
+def _upper_delta(loss: ReportLoss, gamma: float, n: int) -> float:
     # Masses below the floats are lost; the largest loss of every report bounds what they would add.
     lost = _UNDERFLOW * max(float(loss.value.max()), 0.0)
     return min(_bound(loss, n, 1) / (gamma * n) * (1 + _MASS_ERROR) + lost / gamma, 1.0)
@@ -335,39 +337,39 @@ def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     if epsilon >= level:
         return 0.0
     delta = _upper_delta_on_grid(inputs, n, epsilon)
-    for start in (level * (1 - share) for share in _CHORDS if epsilon > level * (1 - share)):
-        share = math.expm1(level - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
-        delta = min(delta, _upper_delta_on_grid(inputs, n, start) * share * (1 + _MASS_ERROR) + _UNDERFLOW)
+    for start in (level * (1 - fraction) for fraction in _CHORDS if epsilon > level * (1 - fraction)):
+        fraction = math.expm1(level - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
+        delta = min(delta, _upper_delta_on_grid(inputs, n, start) * fraction * (1 + _MASS_ERROR) + _UNDERFLOW)
     return delta
 
 
 def _upper_delta_on_grid(inputs: WorstInputs, n: int, epsilon: float) -> float:
     E = math.exp(epsilon)
     if inputs.stop_loss is not None:
-        part, gamma = _of_bound(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
-        return _upper_delta_of(part, gamma, n)
-    return max(upper_delta_of(pair.upper, n, epsilon) for pair in inputs.pairs)
+        losses, gamma = _bound_losses(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
+        return _upper_delta(losses, gamma, n)
+    return max(blanket_upper_delta(pair.upper, n, epsilon) for pair in inputs.pairs)
 
 
-def lower_delta(blanket: Blanket, n: int, epsilon: float, enough: float = math.inf) -> float:
+def lower_delta(blanket: Blanket, n: int, epsilon: float, target: float = math.inf) -> float:
     """Return a lower bound of delta at eps, for n reports where all others have one input.
 
-    A bound that is at least ``enough`` is not refined.
+    A bound that is at least ``target`` is not refined.
     """
     if epsilon > _MAX_EPSILON:
         return 0.0
-    least = (enough + _UNDERFLOW) * n * (1 + 4 * _MASS_ERROR)
-    bound = _bound(_of_blanket(blanket, math.exp(epsilon)), n, -1, least)
+    needed = (target + _UNDERFLOW) * n * (1 + 4 * _MASS_ERROR)
+    bound = _bound(_blanket_losses(blanket, math.exp(epsilon)), n, -1, needed)
     return max(bound / n * (1 - _MASS_ERROR) - _UNDERFLOW, 0.0)
 
 
 def conservative_epsilon(
-    delta_at: Callable[[float], float], target: float, start: float, slope: float, side: int
+    bound: Callable[[float], float], target: float, start: float, slope: float, side: int
 ) -> float:
     """Return an eps, near ``start``, at which a bound of delta is at most (side 1) or at least (side -1) the target."""
 
     def missing(eps: float) -> float:
-        value = delta_at(max(eps, 0.0))
+        value = bound(max(eps, 0.0))
         if (value <= target) if side > 0 else (value >= target or eps <= 0):
             return 0.0
         return abs(math.log(max(value, 1e-300) / target)) / -slope

@@ -24,30 +24,31 @@ def outcome_probabilities(mechanism: Categorical) -> tuple[RealArray, RealArray,
     inner: Categorical = getattr(mechanism, "mechanism", mechanism)
     p, missed = support_chances(mechanism)
     if isinstance(inner, BlockResponse):
-        g, named = inner.blocks, min(inner.categories, 3)
-        shares = {members: _share_of_blocks(sum(members), inner) for members in product((1, 0), repeat=named)}
+        g = inner.blocks
+        classes = product((1, 0), repeat=min(inner.categories, 3))
+        probabilities = {members: _probability_of_blocks(sum(members), inner) for members in classes}
         high, low = p * g, missed * g / (g - 1)
     else:
         d, k = inner.categories, inner.size  # type: ignore[attr-defined]
-        shares = {members: _share_of_sets(members, d, k) for members in product((1, 0), repeat=min(d, 3))}
+        probabilities = {members: _probability_of_sets(members, d, k) for members in product((1, 0), repeat=min(d, 3))}
         high, low = p * d / k, missed * d / (d - k)
-    positive = {members: share for members, share in shares.items() if share > 0}
-    mass, inside = np.array(list(positive.values())), np.array(list(positive)).T
+    positive = {members: probability for members, probability in probabilities.items() if probability > 0}
+    mass, supported = np.array(list(positive.values())), np.array(list(positive)).T
     xp = namespace(p)
-    rows = [mass * xp.where(is_in, high, low) for is_in in inside.astype(bool)]
+    rows = [mass * xp.where(is_supported, high, low) for is_supported in supported.astype(bool)]
     return low * mass, rows[0], rows[1], xp.stack([*rows[1:], rows[0]])
 
 
-def _share_of_sets(members: tuple[int, ...], d: int, k: int) -> float:
+def _probability_of_sets(members: tuple[int, ...], d: int, k: int) -> float:
     """Return the share of all sets of k of d that contain exactly these of some categories."""
-    share, left, needed = Fraction(1), d, k
-    for is_in in members:
-        share *= Fraction(needed if is_in else left - needed, left)
-        left, needed = left - 1, needed - is_in
-    return float(share)
+    probability, remaining, chosen = Fraction(1), d, k
+    for is_member in members:
+        probability *= Fraction(chosen if is_member else remaining - chosen, remaining)
+        remaining, chosen = remaining - 1, chosen - is_member
+    return float(probability)
 
 
-def _share_of_blocks(members: int, mechanism: BlockResponse) -> float:
+def _probability_of_blocks(members: int, mechanism: BlockResponse) -> float:
     """Return the share of all reports whose block contains exactly these of three, or of both, categories."""
     g, points = mechanism.blocks, mechanism.points
     c = mechanism.collision
@@ -55,5 +56,6 @@ def _share_of_blocks(members: int, mechanism: BlockResponse) -> float:
         return {2: c / g, 1: (1 - c) / g, 0: 1 - (2 - c) / g}[members]
     # In a direction in which two categories share a block, the third one is in it with probability c'.
     all_three = c * (points // g**2 - 1) / (points // g - 1) if mechanism.digits > 1 else 0.0
-    two, one = c - all_three, 1 - 2 * c + all_three
-    return {3: all_three / g, 2: two / g, 1: one / g, 0: 1 - (all_three + 3 * (two + one)) / g}[members]
+    exactly_two, exactly_one = c - all_three, 1 - 2 * c + all_three
+    some = all_three + 3 * (exactly_two + exactly_one)
+    return {3: all_three / g, 2: exactly_two / g, 1: exactly_one / g, 0: 1 - some / g}[members]

@@ -50,12 +50,12 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     counts = (blanket.mass > 0) & (L > 0)
     possible = counts.any()
     L = xp.where(possible, L, xp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
-    share = blanket.gamma * blanket.mass
-    still_share, still, count = without_derivative((share, L, n))
-    c, variance = saddle_point(still_share, still, count)
+    weighted = blanket.gamma * blanket.mass
+    frozen_weighted, frozen_loss, frozen_n = without_derivative((weighted, L, n))
+    c, variance = saddle_point(frozen_weighted, frozen_loss, frozen_n)
     width = 1 / xp.sqrt(variance + 2 / c**2)
     value, error = _integral(blanket, L, n, c, width, size)
-    log_scale = n * xp.log1p(moments(share, L, c)[0]) - xp.log(blanket.gamma * n)
+    log_scale = n * xp.log1p(moments(weighted, L, c)[0]) - xp.log(blanket.gamma * n)
     positive = possible & (value > 0)
     log_delta = xp.log(xp.where(positive, value, 1.0)) + log_scale
     log_delta = xp.where(is_number, xp.where(positive, log_delta, -xp.inf), xp.nan)
@@ -76,20 +76,20 @@ def _integral(
     sinh, weights = (cast_like(table, c) for table in _rule(*size))
     u, weight = width * sinh, weights * width
     grown, decay = xp.exp(xp.minimum(c * L, MAX_EXPONENT)), xp.expm1(xp.minimum(c * L, MAX_EXPONENT))
-    share, phase = blanket.gamma * blanket.mass, u[:, None] * L
-    half = xp.sin(phase / 2)
-    re = (share * (decay - 2 * grown * half**2)).sum(-1)
-    im = (share * grown * xp.sin(phase)).sum(-1)
+    weighted, phase = blanket.gamma * blanket.mass, u[:, None] * L
+    half_sine = xp.sin(phase / 2)
+    re = (weighted * (decay - 2 * grown * half_sine**2)).sum(-1)
+    im = (weighted * grown * xp.sin(phase)).sum(-1)
     top = xp.log1p(blanket.gamma * (blanket.mass * decay).sum())
     log_size, angle = xp.log1p(re * (2 + re) + im * im) / 2, xp.arctan2(im, 1 + re)
-    rest = 1 - blanket.gamma
+    ignored = 1 - blanket.gamma
     # At most 1, as 1 - gamma is at most 1 - gamma + gamma E e^(c L).
-    none = xp.where(rest > 0, xp.exp(xp.minimum(n * (xp.log(xp.where(rest > 0, rest, 1.0)) - top), 0.0)), 0.0)
-    size_of = xp.exp(n * (log_size - top))
-    real, imaginary = size_of * xp.cos(n * angle) - none, size_of * xp.sin(n * angle)
+    empty = xp.where(ignored > 0, xp.exp(xp.minimum(n * (xp.log(xp.where(ignored > 0, ignored, 1.0)) - top), 0.0)), 0.0)
+    growth = xp.exp(n * (log_size - top))
+    real, imaginary = growth * xp.cos(n * angle) - empty, growth * xp.sin(n * angle)
     # 1/s^2 = (c^2 - u^2 - 2 i c u)/|s|^4.
-    over = (c**2 + u**2) ** 2
-    terms = weight * (real * (c**2 - u**2) + imaginary * 2 * c * u) / over
+    denominator = (c**2 + u**2) ** 2
+    terms = weight * (real * (c**2 - u**2) + imaginary * 2 * c * u) / denominator
     return terms.sum(), xp.abs(terms.sum() - 2 * terms[::2].sum()) + xp.abs(terms[-8:]).sum()
 
 
@@ -144,9 +144,9 @@ def is_enumerable(blanket: Blanket, n: float) -> bool:
     def width(n: float, p: float) -> float:
         return min(n, 2 * (_DEVIATIONS * math.sqrt(max(n * p * (1 - p), 0.0)) + _BESIDE)) + 1
 
-    informative, share, uninformative = split[:3]
+    informative, in_favour, uninformative = split[:3]
     k = width(n, informative)
-    x = width(min(n, n * informative + k), share)
+    x = width(min(n, n * informative + k), in_favour)
     return k * max(x, width(n, min(uninformative / max(1 - informative, 1e-300), 1.0))) <= _MAX_ENTRIES
 
 
@@ -156,10 +156,10 @@ def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | No
     signs = np.where(np.abs(gap) <= _EQUALLY_LIKELY * blanket.q, 0, np.sign(gap)).astype(int).tolist()
     if sorted(signs) not in ([-1, 1], [-1, 0, 1]):
         return None
-    places = tuple(signs.index(sign) for sign in (1, -1, 0) if sign in signs)
-    first, second, *third = (blanket.gamma * float(blanket.mass[place]) for place in places)
+    indices = tuple(signs.index(sign) for sign in (1, -1, 0) if sign in signs)
+    first, second, *third = (blanket.gamma * float(blanket.mass[index]) for index in indices)
     informative = first + second
-    return min(informative, 1.0), first / informative, sum(third), places
+    return min(informative, 1.0), first / informative, sum(third), indices
 
 
 class _BinomialTails(NamedTuple):
@@ -174,9 +174,9 @@ def _binomial(n: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray, np.ndarr
     """Return (the first likely outcome of Bin(n, p) for every n, likely outcomes, their probabilities), in rows."""
     from scipy.special import gammaln, xlog1py, xlogy  # Imported on use: it takes 0.2 s.
 
-    half = _DEVIATIONS * np.sqrt(n * p * (1 - p)) + _BESIDE
-    first = np.maximum(np.floor(n * p - half), 0).astype(np.int64)
-    last = np.minimum(np.ceil(n * p + half), n).astype(np.int64)
+    reach = _DEVIATIONS * np.sqrt(n * p * (1 - p)) + _BESIDE
+    first = np.maximum(np.floor(n * p - reach), 0).astype(np.int64)
+    last = np.minimum(np.ceil(n * p + reach), n).astype(np.int64)
     entry, n = first[:, None] + np.arange(int((last - first).max()) + 1), n[:, None]
     k = np.minimum(entry, n)
     value = gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0) + xlogy(k, p) + xlog1py(n - k, -p)
@@ -187,39 +187,39 @@ def _tails(n: np.ndarray, p: float, from_top: bool) -> _BinomialTails:
     first, entry, chance = _binomial(n, p)
     columns, none = (chance, chance * entry), np.zeros((len(n), 1))
     if from_top:
-        sums = (np.concatenate([np.cumsum(each[:, ::-1], 1)[:, ::-1], none], 1) for each in columns)
+        sums = (np.concatenate([np.cumsum(column[:, ::-1], 1)[:, ::-1], none], 1) for column in columns)
     else:
-        sums = (np.concatenate([none, np.cumsum(each, 1)], 1) for each in columns)
+        sums = (np.concatenate([none, np.cumsum(column, 1)], 1) for column in columns)
     return _BinomialTails(first, *sums)
 
 
 @lru_cache(maxsize=8)
-def _tables(n: int, informative: float, share: float, uninformative: float) -> tuple[Any, ...]:
+def _tables(n: int, informative: float, in_favour: float, uninformative: float) -> tuple[Any, ...]:
     """Return the likely values of K, their probabilities, the tails of X and of Z, and the means of Z."""
     _, (k,), (weight,) = _binomial(np.array([n]), informative)
-    other = min(uninformative / max(1 - informative, 1e-300), 1.0)
-    return k, weight, _tails(k, share, True), _tails(n - k, other, False), (n - k) * other
+    p_uninformative = min(uninformative / max(1 - informative, 1e-300), 1.0)
+    return k, weight, _tails(k, in_favour, True), _tails(n - k, p_uninformative, False), (n - k) * p_uninformative
 
 
 @proven("shuffle#proof")
 def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
     """Return delta at one eps for a blanket that ``is_enumerable``: E[S_+]/(gamma n)."""
-    informative, share, uninformative, places = _split(blanket)  # type: ignore[misc]
-    up, down, *other = (float(L) for L in blanket.losses(epsilon)[list(places)])
-    if up <= 0:
+    informative, in_favour, uninformative, indices = _split(blanket)  # type: ignore[misc]
+    loss_up, loss_down, *loss_rest = (float(L) for L in blanket.losses(epsilon)[list(indices)])
+    if loss_up <= 0:
         return 0.0
     # E[(A - fall Z)_+ | K] with A = base + slope X for every K; X by X only where A may be below fall Z.
-    k, weight, x, z, mean_z = _tables(int(n), informative, share, uninformative)
-    slope, base, fall, last = up - down, down * k, -sum(other), x.chance.shape[1] - 1
+    k, weight, x, z, mean_z = _tables(int(n), informative, in_favour, uninformative)
+    slope, base, fall, last = loss_up - loss_down, loss_down * k, -sum(loss_rest), x.chance.shape[1] - 1
     lowest, highest = z.start, z.start + z.chance.shape[1] - 2
     first = np.clip(np.floor((fall * lowest - base) / slope) + 1 - x.start, 0, last).astype(np.int64)
     last_count = np.clip(np.ceil((fall * highest - base) / slope) - x.start, first, last).astype(np.int64)
     rows = np.arange(len(base))
     total = slope * x.weighted[rows, last_count] + (base - fall * mean_z) * x.chance[rows, last_count]
     for j in range(int((last_count - first).max()) if fall > 0 else 0):
-        at = np.minimum(first + j, last_count)
-        chance = np.where(at < last_count, x.chance[rows, at] - x.chance[rows, np.minimum(at + 1, last)], 0.0)
-        A = base + slope * (x.start + at)
+        index = np.minimum(first + j, last_count)
+        chance = np.where(index < last_count, x.chance[rows, index] - x.chance[rows, np.minimum(index + 1, last)], 0.0)
+        A = base + slope * (x.start + index)
         upto = np.clip(np.floor(A / fall) - z.start + 1, 0, z.chance.shape[1] - 1).astype(np.int64)
         total += chance * (A * z.chance[rows, upto] - fall * z.weighted[rows, upto])
     return float(weight @ total) / (blanket.gamma * n)
@@ -270,17 +270,17 @@ class ShuffleEstimate:
             return "integral"
         thin = blanket.thinned
         for delta in _CHECKED_DELTAS:
-            at = host_epsilon(thin, self.n, delta, self.level)[0]
-            near, far = (host_log_delta(thin, self.n, at, size) for size in (NODES, FAR_NODES))
-            if not abs(near[0] - far[0]) + far[1] < _LOG_TOLERANCE:
+            epsilon = host_epsilon(thin, self.n, delta, self.level)[0]
+            inner_nodes, outer_nodes = (host_log_delta(thin, self.n, epsilon, size) for size in (NODES, FAR_NODES))
+            if not abs(inner_nodes[0] - outer_nodes[0]) + outer_nodes[1] < _LOG_TOLERANCE:
                 return "grid"
         return "integral"
 
     def _log_value(self, blanket: Blanket, method: str, epsilon: float) -> float:
         if method == "integral":
             return host_log_delta(blanket, self.n, epsilon)[0]
-        by = enumerated_delta if method == "enumeration" else bracket.upper_delta_of
-        value = by(blanket, int(self.n), epsilon)
+        method_delta = enumerated_delta if method == "enumeration" else bracket.blanket_upper_delta
+        value = method_delta(blanket, int(self.n), epsilon)
         return math.log(value) if value > 0 else -math.inf
 
     def epsilon(self, delta: float) -> tuple[float, float]:

@@ -88,9 +88,9 @@ class Shuffled(ComposableGuarantee):
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return self._upper_ends(self._upper_epsilon, delta)
 
-    def _upper_ends(self, bound: Callable[[float], float], at: Real) -> Real:
+    def _upper_ends(self, bound: Callable[[float], float], value: Real) -> Real:
         self._check_proven()
-        return _each(bound, at)
+        return _map_floats(bound, value)
 
     @in_64_bits
     def estimate_delta(self, epsilon: Real) -> Any:
@@ -119,7 +119,7 @@ class Shuffled(ComposableGuarantee):
         if not self._is_bounded(epsilon):
             return self._evaluate(self._upper, epsilon)
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return _each(self._upper_delta, epsilon)
+        return _map_floats(self._upper_delta, epsilon)
 
     @in_64_bits
     def estimate_epsilon(self, delta: Real) -> Any:
@@ -132,8 +132,9 @@ class Shuffled(ComposableGuarantee):
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):
-            return _traced("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.level)
-        return _each(self._upper_epsilon if self._is_bounded() else lambda one: self._upper.epsilon(one)[0], delta)
+            return _traced_value("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.level)
+        epsilon = self._upper_epsilon if self._is_bounded() else lambda target: self._upper.epsilon(target)[0]
+        return _map_floats(epsilon, delta)
 
     def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
         """Return delta at eps, or eps at delta, if all others hold one input; also an estimate.
@@ -148,7 +149,7 @@ class Shuffled(ComposableGuarantee):
             return float_if_scalar(np.minimum(self._evaluate(self._lower, epsilon), self.estimate_delta(epsilon)))
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return float_if_scalar(
-            np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.estimate_epsilon(delta))
+            np.minimum(_map_floats(lambda target: self._lower.epsilon(target)[0], delta), self.estimate_epsilon(delta))
         )
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
@@ -156,21 +157,21 @@ class Shuffled(ComposableGuarantee):
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
         n, start = self._whole_n, self._lower.epsilon(delta)
-        lower_bound = partial(self._lower_bound(start[0], n), enough=delta)
+        lower_bound = partial(self._lower_bound(start[0], n), target=delta)
         low = bracket.conservative_epsilon(lower_bound, delta, *start, -1)
         return low, self._upper_epsilon(delta)
 
     def _curve_point(self, alpha: float) -> CurvePoint:
         if not 0 < alpha < 1:
             return CurvePoint.of_power(alpha, alpha, alpha)
-        if alpha not in self._known_points:
+        if alpha not in self._curve_points:
             level = self._pure_epsilon()
-            places = partial(points_around_tangent, self.estimate_delta, largest_loss=level)
-            self._known_points[alpha] = curve_point(self._delta_bracket, places, alpha, level)
-        return self._known_points[alpha]
+            tangents = partial(points_around_tangent, self.estimate_delta, largest_loss=level)
+            self._curve_points[alpha] = curve_point(self._delta_bracket, tangents, alpha, level)
+        return self._curve_points[alpha]
 
     @cached_property
-    def _known_points(self) -> dict[float, CurvePoint]:
+    def _curve_points(self) -> dict[float, CurvePoint]:
         return {}
 
     def _pure_epsilon(self) -> float:
@@ -216,7 +217,7 @@ class Shuffled(ComposableGuarantee):
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
-        return self._interpolated(partial(_each, self._upper_delta), 1.0)
+        return self._interpolated(partial(_map_floats, self._upper_delta), 1.0)
 
     def _interpolated(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
@@ -260,8 +261,8 @@ class Shuffled(ComposableGuarantee):
     def _evaluate(self, estimate: ShuffleEstimate, epsilon: Real) -> Real:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
-            return _traced("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
-        return _each(lambda at: min(math.exp(estimate.log_delta(at)), 1.0), epsilon)
+            return _traced_value("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
+        return _map_floats(lambda eps: min(math.exp(estimate.log_delta(eps)), 1.0), epsilon)
 
     def _lower_bound(self, epsilon: float, n: int) -> Callable[..., float]:
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
@@ -304,7 +305,7 @@ def _(mechanism: Shuffled) -> Atoms:
     return pair
 
 
-def _each(function: Callable[[float], float], values: Real) -> Real:
+def _map_floats(function: Callable[[float], float], values: Real) -> Real:
     return float_if_scalar(
         np.array([function(float(value)) for value in np.ravel(values)], float).reshape(np.shape(values))
     )
@@ -318,11 +319,11 @@ def _wide(value: object) -> Array:
 
 
 @partial(jax.jit, static_argnums=0)
-def _traced(quantity: str, blankets: tuple[Blanket, ...], n: Real, at: Array, level: Array) -> Array:
+def _traced_value(quantity: str, blankets: tuple[Blanket, ...], n: Real, values: Array, level: Array) -> Array:
 
-    def largest(at: Array) -> Array:
+    def largest(values: Array) -> Array:
         if quantity == "epsilon":
-            return elementwise_maximum([integral_epsilon(blanket, n, at, level) for blanket in blankets])
-        return jnp.exp(elementwise_maximum([integral_log_delta(blanket, n, at)[0] for blanket in blankets]))
+            return elementwise_maximum([integral_epsilon(blanket, n, values, level) for blanket in blankets])
+        return jnp.exp(elementwise_maximum([integral_log_delta(blanket, n, values)[0] for blanket in blankets]))
 
-    return jax.lax.map(largest, at.ravel()).reshape(at.shape)
+    return jax.lax.map(largest, values.ravel()).reshape(values.shape)

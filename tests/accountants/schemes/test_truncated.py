@@ -13,7 +13,7 @@ from scipy.special import ndtr
 import accountants
 import dpkernels as dpk
 from accountants import guarantee
-from accountants.schemes.poisson import full_and_kept
+from accountants.schemes.poisson import full_sample_probabilities
 
 
 def gaussian(sigma):
@@ -88,7 +88,7 @@ def test_probabilities_of_full_samples():
 
         full = tail(n - 1, B)
         kept = Fraction(B, n) * tail(n, B + 1) / full
-        found = full_and_kept(float(rate), B, n)
+        found = full_sample_probabilities(float(rate), B, n)
         assert found[0] == pytest.approx(float(full), rel=1e-11)
         assert found[1] == pytest.approx(float(kept), rel=1e-11)
         # The record is kept in a full sample with the mean of r B/(N + 1), N >= B other records in the sample.

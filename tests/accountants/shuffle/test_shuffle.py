@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import calibrate, guarantee, shuffled, tune
 from accountants.published import shuffle as published
 from accountants.shuffle import bracket, estimate
-from accountants.shuffle.blanket import largest_stop_loss, of_level, worst_inputs
+from accountants.shuffle.blanket import largest_stop_loss, level_outcomes, worst_inputs
 from dpkernels.cli import tune as tuning
 
 run = pytest.fixture(command, name="run")
@@ -329,7 +329,7 @@ def test_a_table_is_bounded_over_all_its_pairs():
 def test_a_level_bounds_every_mechanism_of_it():
     """The law of eps0 and gamma alone is above the piecewise mechanism's, the flat one's equal."""
     found = worst_inputs(piecewise(2.0))
-    generic = of_level(found.level, found.pairs[0].least.sum()).upper.merged
+    generic = level_outcomes(found.level, found.pairs[0].least.sum()).upper.merged
     own = found.pairs[0].upper.merged
     for n, eps in ((100, 0.3), (10**6, 0.01)):
         values = [estimate.host_log_delta(blanket, n, eps)[0] for blanket in (own, generic)]
@@ -344,7 +344,7 @@ def test_planted_faults_are_seen():
     assert shuffled(rows, n + 1).bracket(epsilon=eps)[1] < truth
     blanket = shuffled(rows, n)._upper.blankets[0]
     wrong = type(blanket)(blanket.mass, blanket.p, blanket.q, blanket.gamma * 1.2)
-    assert bracket.upper_delta_of(wrong, n, eps) < truth
+    assert bracket.blanket_upper_delta(wrong, n, eps) < truth
 
 
 @pytest.mark.thorough

@@ -175,7 +175,7 @@ def test_trimmed_losses_are_on_their_side(side):
     loss = bracket.ReportLoss(value, mass, np.full(5, 1e-14))
 
     def positive_part(loss):
-        ((total, count),) = bracket._parts(loss.sum(), 6)
+        ((total, count),) = bracket._split_reports(loss.sum(), 6)
         assert count == 1
         return np.maximum(total.value, 0.0) @ total.mass
 

@@ -10,7 +10,7 @@ import pytest
 
 from accountants import shuffled
 from accountants.shuffle import bracket
-from accountants.shuffle.blanket import WorstInputs, of_level
+from accountants.shuffle.blanket import WorstInputs, level_outcomes
 
 _MOST_SUMS = 200  # The most sums of losses that are enumerated for one number.
 
@@ -142,7 +142,7 @@ def test_reports_of_a_level_are_bounded_where_gamma_is_next_to_1(seed):
     level, n = 10 ** random.uniform(-3, 0.3), int(random.integers(2, 9))
     gamma = 1 - 10 ** random.uniform(-10, -5) * min(1.0, -math.expm1(-level))
     epsilon = level * random.random()
-    found = bracket.upper_delta(WorstInputs((of_level(level, gamma),), level), n, epsilon)
+    found = bracket.upper_delta(WorstInputs((level_outcomes(level, gamma),), level), n, epsilon)
     ratio, gamma = exponential(level), Fraction(gamma)
     w = min((1 / gamma - 1) / (ratio - 1), Fraction(1))
     both, high = max(2 * w - 1, Fraction(0)), gamma * ratio

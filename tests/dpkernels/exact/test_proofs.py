@@ -164,7 +164,7 @@ def test_roundings_of_the_shuffled_bracket_are_ordered(seed):
     step = float(10 ** random.uniform(-3, 0.5))
     slack = (1e-14, 0.3 * step)[seed % 2]  # What a value may be off by, which each side adds.
     losses = bracket.LossSum(value, mass, 1, slack)
-    low, high = bracket._lowered(losses, step, 1), bracket._split_upwards(losses, step, 1)
+    low, high = bracket._split_downwards(losses, step, 1), bracket._split_upwards(losses, step, 1)
     grid = [(part.first + np.arange(len(part.mass))) * step for part in (low, high)]
     points = np.concatenate([value, *grid, random.uniform(-4, 4, 50)])
 
