@@ -72,8 +72,8 @@ class BatchGuarantee(ComposableGuarantee):
     @cached_property
     def _entries(self) -> tuple[Any, np.ndarray]:
         """Return the distinct entries as a flat batch, and how many of each there are."""
-        firsts, kinds = distinct_entries(self.batch)
-        return flat_leaves(self.batch)[firsts], np.bincount(kinds)
+        firsts, indices = distinct_entries(self.batch)
+        return flat_leaves(self.batch)[firsts], np.bincount(indices)
 
     @cached_property
     def terms(self) -> tuple[RepeatedReleases, ...]:
@@ -100,7 +100,7 @@ class BatchGuarantee(ComposableGuarantee):
         return self._joined(-1)
 
     @cached_property
-    def _near(self) -> Guarantee:
+    def _joined_estimate(self) -> Guarantee:
         return self._joined(0)
 
     @property
@@ -119,13 +119,15 @@ class BatchGuarantee(ComposableGuarantee):
         ratios = np.broadcast_to(distinct.sensitivity, len(counts)) / length
         # A shift by more is never more private: noise_pairs. So is the composition of such releases.
         shapes = dataclasses.replace(distinct, noise=noise.rescale(1.0, length), sensitivity=None)
-        firsts, kinds = distinct_entries(_of_size(shapes, len(counts)))
+        firsts, shape_indices = distinct_entries(_with_size(shapes, len(counts)))
         terms: list[RepeatedReleases] = []
-        for number, first in enumerate(firsts.tolist()):
-            shape = _of_size(shapes, len(counts))[first].noise
-            own = kinds == number
-            levels = self._on_lattice(shape, ratios[own], counts[own], side) if side and may_be_many else None
-            terms += levels or self._levels(shape, ratios[own], counts[own], side)
+        for shape_index, first in enumerate(firsts.tolist()):
+            shape = _with_size(shapes, len(counts))[first].noise
+            has_shape = shape_indices == shape_index
+            levels = (
+                self._on_lattice(shape, ratios[has_shape], counts[has_shape], side) if side and may_be_many else None
+            )
+            terms += levels or self._levels(shape, ratios[has_shape], counts[has_shape], side)
         return _JoinedGuarantee(tuple(terms))
 
     def _on_lattice(
@@ -181,11 +183,11 @@ class BatchGuarantee(ComposableGuarantee):
 
     def estimate_delta(self, epsilon: Real) -> Real:
         """Return an estimate of the smallest delta at an epsilon, with ratios joined in cells of one mean square."""
-        return self._near.estimate_delta(epsilon)
+        return self._joined_estimate.estimate_delta(epsilon)
 
     def estimate_epsilon(self, delta: Real) -> Real:
         """Return an estimate of the smallest epsilon at a delta, with ratios joined in cells of one mean square."""
-        return self._near.estimate_epsilon(delta)
+        return self._joined_estimate.estimate_epsilon(delta)
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
         return self._lower._delta_bracket(epsilon)[0], self._upper._delta_bracket(epsilon)[1]
@@ -252,10 +254,10 @@ class LargestGuarantee(Risks):
         """Describe which inputs are neighbours."""
         return "; or ".join(dict.fromkeys(member.neighbouring for member in self.terms))
 
-    def bracket(self, **at: object) -> tuple[float, float]:
+    def bracket(self, **arguments: object) -> tuple[float, float]:
         """Return a rigorous interval (lower, upper); see ``Guarantee.bracket``."""
-        brackets = [member.bracket(**at) for member in self.terms]
-        choose = min if at.get("alpha") is not None else max
+        brackets = [member.bracket(**arguments) for member in self.terms]
+        choose = min if arguments.get("alpha") is not None else max
         low, high = zip(*brackets, strict=True)
         return choose(low), choose(high)
 
@@ -287,7 +289,7 @@ class LargestGuarantee(Risks):
         return any(member._is_traced(*values) for member in self.terms)
 
 
-def _of_size(batch: object, size: int) -> Any:
+def _with_size(batch: object, size: int) -> Any:
     """Return a flat batch whose leaves all have an axis."""
     return map_leaves(lambda leaf, axes: leaf if np.ndim(leaf) > axes else np.broadcast_to(leaf, size), batch)
 
@@ -322,8 +324,8 @@ def joined_levels(ratios: np.ndarray, counts: np.ndarray, most: int, side: int) 
     before, squares = np.append(0, np.cumsum(number)), np.append(0.0, np.cumsum(square))
     n = len(starts)
     # The change of a group by its end and its beginning.
-    at = np.append(0.0, level)[:, None] if side > 0 else np.append(level, 0.0)
-    changes = np.abs((before[:, None] - before) * at**2 - (squares[:, None] - squares))
+    group_ratio = np.append(0.0, level)[:, None] if side > 0 else np.append(level, 0.0)
+    changes = np.abs((before[:, None] - before) * group_ratio**2 - (squares[:, None] - squares))
     changes[np.triu_indices(n + 1)] = np.inf
     cost, choices = np.full(n + 1, np.inf), []
     cost[0] = 0.0

@@ -100,9 +100,9 @@ class ComposableGuarantee(Risks):
                 density that states no bound on how fast it changes.
         """
         arguments = {"epsilon": epsilon, "delta": delta, "alpha": alpha, "false_positive_rate": false_positive_rate}
-        name, at = check_one_given(**arguments)
+        name, argument = only_argument(**arguments)
         largest = np.inf if name == "epsilon" else 1.0
-        checks.within(name, number := checks.number(name, at), 0.0, largest, open_ends=name == "delta")
+        checks.within(name, number := checks.number(name, argument), 0.0, largest, open_ends=name == "delta")
         if name in ("epsilon", "delta"):
             low, high = self._delta_bracket(number) if name == "epsilon" else self._epsilon_bracket(number)
         else:
@@ -134,16 +134,16 @@ class ComposableGuarantee(Risks):
         Raises:
             ValueError: one guarantee is for added and removed records, another one for replaced records.
         """
-        terms = sum((other.terms for other in others), self.terms)
+        terms = sum((guarantee.terms for guarantee in others), self.terms)
         check_neighbouring(terms)
         return Guarantee(terms)
 
 
-def check_one_given(**given: Real | None) -> tuple[str, Real]:
+def only_argument(**arguments: Real | None) -> tuple[str, Real]:
     """Return the name and the value of the one argument that is given; raise ValueError unless it is exactly one."""
-    stated = [(name, value) for name, value in given.items() if value is not None]
+    stated = [(name, value) for name, value in arguments.items() if value is not None]
     if len(stated) != 1:
-        raise ValueError(f"{', '.join(given)}: exactly one of them must be given")
+        raise ValueError(f"{', '.join(arguments)}: exactly one of them must be given")
     return stated[0]
 
 
@@ -242,14 +242,14 @@ class Guarantee(ComposableGuarantee):
             >>> round(step.random_allocation(100).epsilon(1e-6), 3)
             0.858
         """
-        self._check_one_report("steps")
+        self._check_single_report("steps")
         times = checks.integer_in("times", times, 1, 1 << 40)
         if not isinstance(steps, jax.Array):
             steps = checks.integer_in("steps", steps, 1, 1 << 40)
         checks.positive("steps", steps)
         self._check_on_all_data("steps")
         terms = []
-        for term in self._terms_of_one_pair("steps"):
+        for term in self._single_pair_terms("steps"):
             terms += [
                 dataclasses.replace(term, pairs=(pair,), count=count * term.count)
                 for pair, count in allocated_pairs(term.pairs[0], steps, times)
@@ -266,7 +266,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: the noise is not Gaussian, a number is not positive, this guarantee has several reports, or they
                 are on samples already.
         """
-        self._check_one_report("epochs")
+        self._check_single_report("epochs")
         checks.positive("epochs", epochs)
         self._check_on_all_data("epochs")
         averaged = self._map_pairs(lambda pair: repeated_gaussian(pair, epochs), "epochs")
@@ -284,7 +284,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: the noise is not Gaussian, the steps are not positive, this guarantee has several reports, or
                 they are on samples already.
         """
-        self._check_one_report("steps")
+        self._check_single_report("steps")
         steps = checks.integer_in("steps", steps, 1, 1 << 40)
         self._check_on_all_data("steps")
         return self._map_pairs(lambda pair: shuffled_pair(pair, steps), "steps")
@@ -312,7 +312,7 @@ class Guarantee(ComposableGuarantee):
             if term.sampling_rate is None:
                 pairs = tuple(grouped_pair(pair, records) for pair in term.pairs)
             else:
-                (single,) = self._terms_of_one_pair("records", term)
+                (single,) = self._single_pair_terms("records", term)
                 pairs = (sampled_group_pair(single.pairs[0], records, term.sampling_rate),)
             terms.append(RepeatedReleases(pairs, term.count))
         return Guarantee(tuple(terms))
@@ -321,7 +321,7 @@ class Guarantee(ComposableGuarantee):
         if any(term.neighbouring for term in self.terms):
             raise ValueError(f"{name}: these reports are on samples already")
 
-    def _check_one_report(self, name: str) -> None:
+    def _check_single_report(self, name: str) -> None:
         """Raise a ValueError if a step has several reports: if they share its records, they are no allocations each."""
         counts = [checks.concrete(term.count) for term in self.terms]
         if len(counts) > 1 or any(count is not None and count != 1 for count in counts):
@@ -330,7 +330,7 @@ class Guarantee(ComposableGuarantee):
                 "the allocations if each report has its own"
             )
 
-    def _terms_of_one_pair(self, name: str, *terms: RepeatedReleases) -> tuple[RepeatedReleases, ...]:
+    def _single_pair_terms(self, name: str, *terms: RepeatedReleases) -> tuple[RepeatedReleases, ...]:
         """Return the terms, all by default; raise ValueError if one has two pairs, as noise that is not even has."""
         terms = terms or self.terms
         if any(len(term.pairs) > 1 for term in terms):
@@ -338,7 +338,7 @@ class Guarantee(ComposableGuarantee):
         return terms
 
     def _map_pairs(self, change: Callable[[DominatingPair], DominatingPair], name: str) -> Guarantee:
-        terms = self._terms_of_one_pair(name)
+        terms = self._single_pair_terms(name)
         return Guarantee(tuple(dataclasses.replace(term, pairs=(change(term.pairs[0]),)) for term in terms))
 
     def attained(self) -> list[Guarantee]:

@@ -51,25 +51,25 @@ _FIELD_NAMES = {
 UNKNOWN = "is not of this version's guarantees"
 
 
-def _names() -> dict[str, type]:
+def _classes_by_name() -> dict[str, type]:
     densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
     return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*_CLASSES, *densities, *Shape.kinds())}
 
 
-def _fields(kind: Any) -> dict[str, str]:
-    return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
+def _keys_by_field(item_class: Any) -> dict[str, str]:
+    return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(item_class)}
 
 
-def to_json_form(item: object, names: dict[str, type] | None = None) -> Any:
+def to_json_form(item: object, classes: dict[str, type] | None = None) -> Any:
     """Return a form that ``json`` can write; a TypeError names a part that cannot be saved, as a user's density."""
-    names = names or _names()
+    classes = classes or _classes_by_name()
     if item is None or isinstance(item, str):
         return item
     if isinstance(item, tuple):
-        return {"tuple": [to_json_form(entry, names) for entry in item]}
+        return {"tuple": [to_json_form(entry, classes) for entry in item]}
     name = _CLASS_NAMES.get(type(item), type(item).__name__)
-    if names.get(name) is type(item):
-        values = {key: to_json_form(getattr(item, field), names) for field, key in _fields(item).items()}
+    if classes.get(name) is type(item):
+        values = {key: to_json_form(getattr(item, field), classes) for field, key in _keys_by_field(item).items()}
         return {"type": name, **values}
     if isinstance(item, int):
         return item
@@ -81,20 +81,20 @@ def to_json_form(item: object, names: dict[str, type] | None = None) -> Any:
     return float(array) if array.ndim == 0 else {"array": array.tolist()}
 
 
-def from_json_form(form: object, names: dict[str, type] | None = None) -> Any:
-    """Return the item from which ``to_json_form`` made the form, with the same ``names``."""
-    names = names or _names()
+def from_json_form(form: object, classes: dict[str, type] | None = None) -> Any:
+    """Return the item from which ``to_json_form`` made the form, with the same ``classes``."""
+    classes = classes or _classes_by_name()
     if form is None or isinstance(form, int | float | str):
         return form
     if not isinstance(form, dict):
         raise ValueError(f"form: {type(form).__name__} {UNKNOWN}")
     if "tuple" in form:
-        return tuple(from_json_form(entry, names) for entry in form["tuple"])
+        return tuple(from_json_form(entry, classes) for entry in form["tuple"])
     if "array" in form:
         return np.array(form["array"], np.float64)
     name = form.get("type")
-    kind: Any = names.get(name) if isinstance(name, str) else None
-    fields = _fields(kind) if kind else {}
-    if kind is None or set(form) - {"type"} != set(fields.values()):
+    item_class: Any = classes.get(name) if isinstance(name, str) else None
+    fields = _keys_by_field(item_class) if item_class else {}
+    if item_class is None or set(form) - {"type"} != set(fields.values()):
         raise ValueError(f"form: {name!r} {UNKNOWN}")
-    return kind(**{field: from_json_form(form[key], names) for field, key in fields.items()})
+    return item_class(**{field: from_json_form(form[key], classes) for field, key in fields.items()})

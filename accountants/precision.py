@@ -28,9 +28,9 @@ def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
         types = [leaf.dtype for leaf in jax.tree.leaves(inputs) if _is_number(leaf)]
         if not types:
             return function(*args, **arguments)
-        own = jnp.result_type(*(kind for kind in types if jnp.issubdtype(kind, jnp.floating)), jnp.float32)
+        caller_dtype = jnp.result_type(*(dtype for dtype in types if jnp.issubdtype(dtype, jnp.floating)), jnp.float32)
         has_64_bits = jax.dtypes.canonicalize_dtype(jnp.float64) == jnp.float64
-        if has_64_bits and own == jnp.float64:
+        if has_64_bits and caller_dtype == jnp.float64:
             return function(*args, **arguments)
         if not has_64_bits and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(inputs)):
             if computes_on_host and not is_compiling():
@@ -41,7 +41,7 @@ def in_64_bits(function: F, *, computes_on_host: bool = False) -> F:
             )
         with jax.enable_x64(True):
             args, arguments = jax.tree.map(partial(_cast, jnp.float64), inputs)
-            return jax.tree.map(partial(_cast, own), function(*args, **arguments))
+            return jax.tree.map(partial(_cast, caller_dtype), function(*args, **arguments))
 
     return cast(F, computed)
 
@@ -50,5 +50,5 @@ def _is_number(leaf: object) -> bool:
     return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _cast(kind: Any, leaf: Any) -> Any:
-    return leaf.astype(kind) if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+def _cast(dtype: Any, leaf: Any) -> Any:
+    return leaf.astype(dtype) if _is_number(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf

@@ -143,10 +143,10 @@ class SmoothPieces:
         if self.inverse is None:
             cuts = None
         elif cuts is not None:
-            share = (self.inverse(cuts, number) - self.lower[:, None]) / xp.where(width > 0, width, 1.0)
-            cuts = without_derivative(xp.where(width > 0, xp.clip(share, 0.0, 1.0), 0.0))
-        share, weight = panel_rule(panel_count, self.lower, dense=panels > 0 and count > 1, cuts=cuts)
-        x = self.lower[:, None] + width * share
+            fraction = (self.inverse(cuts, number) - self.lower[:, None]) / xp.where(width > 0, width, 1.0)
+            cuts = without_derivative(xp.where(width > 0, xp.clip(fraction, 0.0, 1.0), 0.0))
+        fraction, weight = panel_rule(panel_count, self.lower, dense=panels > 0 and count > 1, cuts=cuts)
+        x = self.lower[:, None] + width * fraction
         loss = self.loss(x, number)
         p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
         finite = xp.where(xp.isfinite(loss), loss, 0.0)
@@ -270,14 +270,14 @@ class PrivacyLossDistribution:
         mass. It must have no mass of its own (see ``padded``), which would get an infinite loss, too.
         """
         xp = namespace(self.p, cap)
-        above = xp.isfinite(self.loss) & (self.loss > cap)
-        fall = xp.where(above, cap - self.loss, 0.0)
+        is_above = xp.isfinite(self.loss) & (self.loss > cap)
+        fall = xp.where(is_above, cap - self.loss, 0.0)
         # Do not compute this as p minus the mass kept: the rounding error would count n times.
         lost = (self.p * -xp.expm1(fall)).sum()
         last = np.arange(self.p.size) == self.p.size - 1
-        loss = xp.where(last, np.inf, xp.where(above, cap, self.loss))
+        loss = xp.where(last, np.inf, xp.where(is_above, cap, self.loss))
         p = self.p * xp.exp(fall) + xp.where(last, lost, 0.0)
-        return PrivacyLossDistribution(p, self.q, loss, xp.where(above, 0.0, self.width))
+        return PrivacyLossDistribution(p, self.q, loss, xp.where(is_above, 0.0, self.width))
 
     def completed(self) -> PrivacyLossDistribution:
         """Return outcomes with the mass that quadrature missed, of noise between its nodes, at an infinite loss."""

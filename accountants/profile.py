@@ -80,14 +80,18 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     """
     checks.below_one("delta", delta)
     if _is_host_batch(mechanism, delta, sensitivity):
-        return evaluate_entries(lambda entry, at, *D: epsilon(entry, at, *D), mechanism, delta, *_given(sensitivity))
+        return evaluate_entries(
+            lambda entry, entry_delta, *D: epsilon(entry, entry_delta, *D), mechanism, delta, *_given(sensitivity)
+        )
     for value in (sensitivity, *(jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else ())):
         if np.ndim(value):
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
     if namespace(delta, sensitivity, *jax.tree.leaves(mechanism)) is jnp:
         pairs = dominating_pairs(mechanism, sensitivity)
-        wanted = floating(jnp.asarray(delta))
-        return jnp.where(wanted > 0, solved(pairs, jnp.where(wanted > 0, wanted, 0.5)), _pure_level(pairs))
+        target_delta = floating(jnp.asarray(delta))
+        return jnp.where(
+            target_delta > 0, solved(pairs, jnp.where(target_delta > 0, target_delta, 0.5)), _pure_level(pairs)
+        )
     target = np.asarray(delta, np.float64)
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
@@ -141,49 +145,49 @@ _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 def _rounded_up(pairs: tuple[DominatingPair, ...], target: np.ndarray) -> np.ndarray:
     """Return the root, moved up until the profile, as computed, is at most the target."""
 
-    def one(eps: np.float64, delta: np.float64) -> float:
+    def rounded_up(eps: np.float64, delta: np.float64) -> float:
         if not np.isfinite(eps):
             return float(eps)
         candidates = (float(eps + floats * np.spacing(eps)) for floats in _FLOATS_UP)
         return first_feasible(candidates, lambda eps: profile(pairs, eps) <= delta)
 
     eps = _bisected(pairs, target)
-    return np.array([one(*each) for each in zip(eps.ravel(), target.ravel(), strict=True)]).reshape(target.shape)
+    return np.array([rounded_up(*pair) for pair in zip(eps.ravel(), target.ravel(), strict=True)]).reshape(target.shape)
 
 
 def _bisected(pairs: tuple[DominatingPair, ...], delta: RealArray) -> RealArray:
     xp = namespace(delta, *jax.tree.leaves(pairs))
-    at, top = curve(pairs), cap(delta.dtype)
+    profile_at, top = curve(pairs), cap(delta.dtype)
     ends = xp.zeros_like(delta), xp.full_like(delta, top)
 
     # Write "not at most" instead of "above": a profile of NaN must not count as small enough.
-    def before(eps: Real) -> Any:
-        return ~(at(eps) <= delta)
+    def is_before(eps: Real) -> Any:
+        return ~(profile_at(eps) <= delta)
 
-    turns = before if xp is jnp or np.ndim(delta) else _evaluated_near_root(before, at, delta, float(top))
+    turns = is_before if xp is jnp or np.ndim(delta) else _evaluated_near_root(is_before, profile_at, delta, float(top))
     eps = bisect(turns, *ends, xp.finfo(delta.dtype).nmant + 34)[1]
-    eps = xp.where(at(ends[0]) <= delta, 0.0, eps)
-    return xp.where(at(ends[1]) <= delta, eps, np.inf)
+    eps = xp.where(profile_at(ends[0]) <= delta, 0.0, eps)
+    return xp.where(profile_at(ends[1]) <= delta, eps, np.inf)
 
 
 def _evaluated_near_root(
-    before: Callable[[Real], Boolean], at: Callable[[Real], Boolean], delta: RealArray, top: float
+    is_before: Callable[[Real], Boolean], profile_at: Callable[[Real], Boolean], delta: RealArray, top: float
 ) -> Callable[[Real], Any]:
-    """Return a function that evaluates ``before`` next to the root alone, where a bisection takes half of its steps."""
+    """Return a function that evaluates ``is_before`` near the root alone, where a bisection takes half of its steps."""
 
     def excess(eps: float) -> float:
-        return float(np.log(np.maximum(at(np.float64(eps)), _MIN_DELTA) / delta))
+        return float(np.log(np.maximum(profile_at(np.float64(eps)), _MIN_DELTA) / delta))
 
     low, high = 0.0, 1.0
     while high < top and not excess(high) <= 0:
         low, high = high, min(4 * high, top)
     if not excess(low) > 0 or not excess(high) <= 0:
-        return before
-    near = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_ROOT_RTOL / 16)
-    low, high = near * (1 - _ROOT_RTOL), near * (1 + _ROOT_RTOL)
-    if not before(np.float64(low)) or before(np.float64(high)):
-        return before
-    return lambda eps: np.asarray(eps < low) if not low < eps < high else before(eps)
+        return is_before
+    estimate = root(lambda eps, _: excess(float(eps)), (), high, low, rtol=_ROOT_RTOL / 16)
+    low, high = estimate * (1 - _ROOT_RTOL), estimate * (1 + _ROOT_RTOL)
+    if not is_before(np.float64(low)) or is_before(np.float64(high)):
+        return is_before
+    return lambda eps: np.asarray(eps < low) if not low < eps < high else is_before(eps)
 
 
 @jax.custom_jvp
@@ -199,9 +203,9 @@ def _implicit_derivative(
 ) -> tuple[Real, Real]:
     pairs, delta = primals
     eps = solved(pairs, delta)
-    inside = (eps > 0) & jnp.isfinite(eps)
-    point = jnp.where(inside, eps, 1.0)
-    _, moved = jax.jvp(lambda p: curve(p)(point), (pairs,), (tangents[0],))
+    is_interior = (eps > 0) & jnp.isfinite(eps)
+    point = jnp.where(is_interior, eps, 1.0)
+    _, by_pairs = jax.jvp(lambda p: curve(p)(point), (pairs,), (tangents[0],))
     _, slope = jax.jvp(curve(pairs), (point,), (jnp.ones_like(point),))
-    steep = inside & (slope < 0)
-    return eps, jnp.where(steep, (tangents[1] - moved) / jnp.where(steep, slope, 1.0), 0.0)
+    is_falling = is_interior & (slope < 0)
+    return eps, jnp.where(is_falling, (tangents[1] - by_pairs) / jnp.where(is_falling, slope, 1.0), 0.0)

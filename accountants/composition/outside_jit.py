@@ -119,7 +119,7 @@ def _evaluate_numbers(
             return [value]
         epsilon = value if quantity is EpsilonAt else argument
         rows = [
-            _slopes(quantity, moving, guarantee, *each) for each in zip(epsilon.ravel(), value.ravel(), strict=True)
+            _slopes(quantity, moving, guarantee, *pair) for pair in zip(epsilon.ravel(), value.ravel(), strict=True)
         ]
         columns = zip(*rows, strict=True)
         return [value, *(np.reshape(column, argument.shape + np.shape(column[0])) for column in columns)]

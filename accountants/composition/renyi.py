@@ -161,8 +161,10 @@ class _Terms(NamedTuple):
         values = weights * xp.exp(self.size - top) * self.factor
         total = values.sum(-1)
         is_regular = (total > 0) & (total < np.inf)
-        shares = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
-        error, noise = (xp.where(is_regular, (shares * relative).sum(-1), 0.0) for relative in (self.error, self.noise))
+        fractions = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
+        error, noise = (
+            xp.where(is_regular, (fractions * relative).sum(-1), 0.0) for relative in (self.error, self.noise)
+        )
         return top[..., 0] + log_or_minus_inf(total), error, noise
 
 
@@ -398,8 +400,8 @@ def _evaluate(
     base, span, width = coordinates.base[row], coordinates.span[row], (end - start)[:, None]
     length = log_or_minus_inf(width[:, 0] * xp.abs(span[:, 0]))
 
-    def terms(shares: np.ndarray) -> _Terms:
-        x = base + span * (start[:, None] + width * cast_like(shares, start))
+    def terms(points: np.ndarray) -> _Terms:
+        x = base + span * (start[:, None] + width * cast_like(points, start))
         return _terms(pieces.log_q(x, row), pieces.loss(x, row), pieces.log_p(x, row), c)
 
     def integral(terms: _Terms) -> tuple[RealArray, RealArray, RealArray]:

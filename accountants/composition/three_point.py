@@ -167,8 +167,8 @@ def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: 
     k, b = xp.where(is_complement, m - E + 1, E), xp.where(is_complement, E - 1, E)
     p_all, p_edge = xp.where(a <= n, _probabilities(n, mass, a, m, b), 0.0)
     # Masses under q times e^eps: of all b together, and of the outcome at the edge, e^(eps - S).
-    shares = mass[1:] / mass[1:].sum()
-    by_all = xp.exp(epsilon - a * loss[0] - m * loss[1] + m * xp.log((shares * xp.exp(loss[1] - loss[1:])).sum()))
+    fractions = mass[1:] / mass[1:].sum()
+    by_all = xp.exp(epsilon - a * loss[0] - m * loss[1] + m * xp.log((fractions * xp.exp(loss[1] - loss[1:])).sum()))
     by_loss = xp.exp(epsilon - a * loss[0] - b[1] * loss[1] - (m - b[1]) * loss[2])
     ones = xp.ones_like(a)
     row_mass, at_edge = p_all[0] * xp.stack([ones, by_all]), p_edge * xp.stack([ones, by_loss])

@@ -24,7 +24,7 @@ from accountants.composition.self_composed import RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.discrete import Atoms, pair_of_profile
 from accountants.dominating_pairs.registry import bounded_pair
-from accountants.guarantee import ASK_FOR_AN_ESTIMATE, ComposableGuarantee, Guarantee, check_one_given
+from accountants.guarantee import ASK_FOR_AN_ESTIMATE, ComposableGuarantee, Guarantee, only_argument
 from accountants.precision import in_64_bits
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
@@ -141,7 +141,7 @@ class Shuffled(ComposableGuarantee):
 
         The value is the largest of those for an end and for the middle (for five rows of a table).
         """
-        check_one_given(epsilon=epsilon, delta=delta)
+        only_argument(epsilon=epsilon, delta=delta)
         if self._is_traced(epsilon if delta is None else delta):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.

@@ -235,7 +235,7 @@ class GridOrRenyi:
         with suppress(NoGridError):
             return self.grid.errors(alpha, largest_loss)
 
-        def places(alpha: float, is_flat: bool) -> np.ndarray:
+        def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
             return points_around_tangent(self.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
 
-        return curve_point(self.delta, places, alpha, largest_loss)
+        return curve_point(self.delta, tangent_points, alpha, largest_loss)

@@ -60,10 +60,10 @@ class ByDirections:
         return self.epsilon(delta)[1]
 
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
-        def places(alpha: float, is_flat: bool) -> np.ndarray:
+        def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
             return points_around_tangent(self.otherwise.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
 
-        return curve_point(self.delta, places, alpha, largest_loss)
+        return curve_point(self.delta, tangent_points, alpha, largest_loss)
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class RigorousBounds:
     def upper_ends_of_delta(self, epsilon: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``delta`` at every eps; those of closed forms without the lower ones."""
         if isinstance(self._method, OneRelease):
-            beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self._method.pairs, epsilon))
-            return np.where(beyond, self._of_infinite_losses[1], delta) if beyond.any() else delta
+            is_beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self._method.pairs, epsilon))
+            return np.where(is_beyond, self._of_infinite_losses[1], delta) if is_beyond.any() else delta
         is_formula, ends = isinstance(self._method, ClosedForm), np.empty(epsilon.shape)
         for index, eps in np.ndenumerate(epsilon):
             ends[index] = self.upper_delta(float(eps)) if is_formula else self.delta(float(eps))[1]

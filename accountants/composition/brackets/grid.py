@@ -158,15 +158,15 @@ class GridBracket:
         # The highest line of one direction is that of all, if its delta is the largest one there.
         highest = [
             (eps, is_flat)
-            for one, eps, is_flat in tangents
-            if directions.delta(one, eps) >= directions.upper_delta(eps) * (1 - _COARSE_RTOL)
+            for number, eps, is_flat in tangents
+            if directions.delta(number, eps) >= directions.upper_delta(eps) * (1 - _COARSE_RTOL)
         ]
         if not highest:  # It is where the profiles of two directions cross.
 
-            def places(alpha: float, is_flat: bool) -> np.ndarray:
+            def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
                 return points_around_tangent(directions.upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
 
-            return curve_point(self.delta, places, alpha, largest_loss)
+            return curve_point(self.delta, tangent_points, alpha, largest_loss)
         eps, is_flat = min(highest[0][0], largest_loss), highest[0][1]
         # A steep line has a power, whose width is that of a smaller error.
         power = min(power_of_line(eps, directions.upper_delta(eps), alpha), 1.0)
@@ -242,8 +242,8 @@ class GridBracket:
         orders = len(estimates) // len(self.guarantee.neighbour_directions)
         for start in range(0, len(estimates), orders):
             worst = max(estimates[start : start + orders], key=lambda candidate: candidate.value)
-            for each in estimates[start : start + orders]:
-                each.tilt, each.value = worst.tilt, worst.value
+            for ordered in estimates[start : start + orders]:
+                ordered.tilt, ordered.value = worst.tilt, worst.value
         return estimates
 
     def _refine(
@@ -387,8 +387,8 @@ class _CoarseDirections:
 
 
 def _is_gaussian(term: RepeatedReleases) -> bool:
-    (pair, *others) = term.pairs
-    is_noise = isinstance(pair, AdditivePair) and not others and term.sampling_rate is None
+    (pair, *further_pairs) = term.pairs
+    is_noise = isinstance(pair, AdditivePair) and not further_pairs and term.sampling_rate is None
     return is_noise and type(pair.noise) is Gaussian and np.ndim(pair.shift) == 0
 
 
@@ -827,8 +827,8 @@ class _PowerAt:
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         delta = total.delta(self.epsilon, 1)
-        whole = 1 - self.alpha - delta if self.is_flat else answer
-        return total.noise(self.epsilon) * delta / whole if whole > 0 else 0.0
+        power = 1 - self.alpha - delta if self.is_flat else answer
+        return total.noise(self.epsilon) * delta / power if power > 0 else 0.0
 
     def target_epsilon(self, guess: float) -> float:
         return self.epsilon

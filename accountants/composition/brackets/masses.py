@@ -144,8 +144,8 @@ def contracted(
     from_above = np.minimum(from_above, 0.5)
 
     def from_below(net: np.ndarray) -> np.ndarray:
-        shares = np.maximum(net, 0.0) / np.maximum(np.append(0.0, at_above[:-1]) * growth, 1e-300)
-        return np.minimum(shares, _MAX_SHARE_FROM_BELOW) * (np.append(0.0, mass[:-1]) > 0)
+        fractions = np.maximum(net, 0.0) / np.maximum(np.append(0.0, at_above[:-1]) * growth, 1e-300)
+        return np.minimum(fractions, _MAX_SHARE_FROM_BELOW) * (np.append(0.0, mass[:-1]) > 0)
 
     # A group of which shares are taken needs less.
     remaining = 1 - np.append(from_below(net)[1:], 0.0) - np.append(0.0, from_above[:-1])

@@ -487,28 +487,28 @@ class _Direct:
     rounding: float = 0.0
     lost: float = 0.0
 
-    def convolved(self, other: _Direct, negligible: float, work: _Work) -> _Direct:
+    def convolved(self, addend: _Direct, negligible: float, work: _Work) -> _Direct:
         """Return the sum of both, without the least masses that together are negligible."""
-        indices, other_indices = np.flatnonzero(self.g), np.flatnonzero(other.g)
-        if len(other_indices) < len(indices):
-            return other.convolved(self, negligible, work)
-        work.left -= len(indices) * len(other.g)
+        indices, addend_indices = np.flatnonzero(self.g), np.flatnonzero(addend.g)
+        if len(addend_indices) < len(indices):
+            return addend.convolved(self, negligible, work)
+        work.left -= len(indices) * len(addend.g)
         if work.left < 0:
-            raise TooManyPointsError(f"sums over {len(indices)} and {len(other.g)} points take too long")
+            raise TooManyPointsError(f"sums over {len(indices)} and {len(addend.g)} points take too long")
         if len(indices) < _MAX_PLAIN_POINTS:
-            g = np.zeros(len(self.g) + len(other.g) - 1)
+            g = np.zeros(len(self.g) + len(addend.g) - 1)
             for index in indices:
-                g[index : index + len(other.g)] += self.g[index] * other.g
+                g[index : index + len(addend.g)] += self.g[index] * addend.g
         else:
-            g = np.convolve(self.g, other.g)
+            g = np.convolve(self.g, addend.g)
         order = np.argsort(g)
         is_light = order[: int((np.cumsum(g[order]) <= negligible).sum())]
-        lost = self.lost + other.lost + float(g[is_light].sum())
+        lost = self.lost + addend.lost + float(g[is_light].sum())
         g[is_light] = 0.0
         nonzero = np.flatnonzero(g)
         low, high = (int(nonzero[0]), int(nonzero[-1]) + 1) if len(nonzero) else (0, 1)
-        rounding = self.rounding + other.rounding + (4 + len(indices)) * UNIT_ROUNDOFF
-        return _Direct(g[low:high], self.first + other.first + low, 1, self.stage, rounding, lost)
+        rounding = self.rounding + addend.rounding + (4 + len(indices)) * UNIT_ROUNDOFF
+        return _Direct(g[low:high], self.first + addend.first + low, 1, self.stage, rounding, lost)
 
     def power(self, count: int, negligible: float, work: _Work) -> _Direct:
         base, result = replace(self, count=1), None
@@ -614,7 +614,7 @@ def _blocks(
     tails = _Tails.from_terms([replace(term, count=largest)])
     lower, upper = tails.widths(negligible)
     length = fft.next_fast_len(lower + upper + 1, real=True)
-    outside, mean = 2 * tails.mass_outside(lower - 1, length - lower - 2), tails.mean / largest
+    mass_outside, mean = 2 * tails.mass_outside(lower - 1, length - lower - 2), tails.mean / largest
     if length > _MAX_POINTS:
         raise TooManyPointsError(f"sums of {largest} need {length} points at this step; at most {_MAX_POINTS} are used")
     spectrum, eta, blocks = _spectrum(term.g, term.first, length), _eta(length), []
@@ -625,7 +625,7 @@ def _blocks(
         power = lower_power * spectrum
         g = np.maximum(np.roll(fft.irfft(power, length), -(lowest % length)), 0.0)
         error = size * eta * (_SECOND_ORDER * _whole_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
-        error += (8 * UNIT_ROUNDOFF * size + eta) * _whole_norm(power) + outside
+        error += (8 * UNIT_ROUNDOFF * size + eta) * _whole_norm(power) + mass_outside
         mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
         total = float(mass.sum())
         log_scale, rounding = size * term.log_scale + math.log(total), size * term.rounding + 16 * UNIT_ROUNDOFF

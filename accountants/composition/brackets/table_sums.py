@@ -93,10 +93,10 @@ class Table:
             return None
         has_mass = np.isfinite(losses.loss) & (losses.p > 0)
         p, loss = losses.p[has_mass], losses.loss[has_mass]
-        below, above = loss < reach[0], loss > reach[1]
-        is_near = ~(below | above)
+        is_below, is_above = loss < reach[0], loss > reach[1]
+        is_near = ~(is_below | is_above)
         infinite = float(losses.p[losses.loss == np.inf].sum())
-        return cls(p[is_near], loss[is_near], float(p[below].sum()), float(p[above].sum()), infinite, count)
+        return cls(p[is_near], loss[is_near], float(p[is_below].sum()), float(p[is_above].sum()), infinite, count)
 
     @property
     def width(self) -> float:
@@ -134,8 +134,8 @@ class Table:
         index = np.where(is_on_grid, np.round(position), np.floor(position))
         if self.width > _MAX_POINTS * step:
             raise TooManyPointsError(f"losses over {self.width:.6g} are too many for a grid of step {step:.6g}")
-        above = np.where(is_on_grid, 0.0, np.clip(loss - (offset + index * step), 0.0, step))
-        upper_mass = p * np.minimum(np.expm1(-above) / math.expm1(-step), 1.0)
+        distance = np.where(is_on_grid, 0.0, np.clip(loss - (offset + index * step), 0.0, step))
+        upper_mass = p * np.minimum(np.expm1(-distance) / math.expm1(-step), 1.0)
         first = int(index.min(initial=math.inf)) if len(index) else 0
         index = index.astype(int) - first
         points = int(index.max(initial=0)) + 2
