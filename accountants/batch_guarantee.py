@@ -15,7 +15,7 @@ from accountants.composition.brackets.cells import split_monotone, two_heaviest_
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ON_ALL_DATA, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint
-from accountants.dominating_pairs.base import as_float64
+from accountants.dominating_pairs.base import DominatingPair, as_float64
 from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs, reject_sensitivity
 from accountants.guarantee import ComposableGuarantee, Guarantee
 from accountants.risk import Risks
@@ -294,7 +294,7 @@ def _with_size(batch: object, size: int) -> Any:
     return map_leaves(lambda leaf, axes: leaf if np.ndim(leaf) > axes else np.broadcast_to(leaf, size), batch)
 
 
-def _gap_of_atoms(pairs: tuple[Any, ...]) -> float:
+def _gap_of_atoms(pairs: tuple[DominatingPair, ...]) -> float:
     """Return the distance of the two heaviest atoms of the losses of a pair; 0 if there are not two."""
     with np.errstate(all="ignore"):
         losses = RepeatedReleases(as_float64(pairs), 1).privacy_loss(as_float64(pairs)[0])

@@ -93,7 +93,7 @@ def from_json_form(form: object, classes: dict[str, type] | None = None) -> Any:
     if "array" in form:
         return np.array(form["array"], np.float64)
     name = form.get("type")
-    item_class: Any = classes.get(name) if isinstance(name, str) else None
+    item_class: type | None = classes.get(name) if isinstance(name, str) else None
     fields = _keys_by_field(item_class) if item_class else {}
     if item_class is None or set(form) - {"type"} != set(fields.values()):
         raise ValueError(f"form: {name!r} {UNKNOWN}")

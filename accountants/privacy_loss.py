@@ -58,19 +58,19 @@ class SmoothPieces:
       are known from tail probabilities; its pieces may reach further. Else None.
     """
 
-    lower: Any
-    upper: Any
-    log_p: Callable[[Any, Any], Any]
-    log_q: Callable[[Any, Any], Any]
-    loss: Callable[[Any, Any], Any]
-    steepness: Callable[[Any, Any, Any], Any] | None = None
-    inverse: Callable[[Any, Any], Any] | None = None
+    lower: RealArray
+    upper: RealArray
+    log_p: Callable[..., Real]
+    log_q: Callable[..., Real]
+    loss: Callable[..., RealArray]
+    steepness: Callable[..., RealArray] | None = None
+    inverse: Callable[..., RealArray] | None = None
     min_panels: int = SMOOTH_PANELS
-    whole_ends: tuple[Any, Any] | None = None
+    whole_ends: tuple[RealArray, RealArray] | None = None
     intervals: LossIntervals | None = None
 
     @property
-    def untruncated(self) -> tuple[Any, Any]:
+    def untruncated(self) -> tuple[RealArray, RealArray]:
         """Return the ends of the whole pieces."""
         return self.whole_ends or (self.lower, self.upper)
 
@@ -166,10 +166,10 @@ class PrivacyLossDistribution:
     p and under q, that is neither in outcomes nor in pieces: Gaussian tails beyond the reach.
     """
 
-    p: Any
-    q: Any
-    loss: Any
-    width: Any
+    p: RealArray
+    q: RealArray
+    loss: RealArray
+    width: RealArray
     pieces: tuple[SmoothPieces, ...] = ()
     unseen: float = 0.0
 
@@ -251,7 +251,8 @@ class PrivacyLossDistribution:
 
     def padded(self) -> PrivacyLossDistribution:
         """Return outcomes followed by as many of no mass as make sums compile quickly."""
-        xp, columns = namespace(self.p), (self.p, self.q, self.loss, self.width)
+        xp = namespace(self.p)
+        columns: tuple[RealArray, ...] = (self.p, self.q, self.loss, self.width)
         if xp is np:
             has_mass = (self.p != 0) | (self.q != 0)
             columns = tuple(column[has_mass] for column in columns)

@@ -43,7 +43,7 @@ def namespace(*values: object) -> ModuleType:
     return np
 
 
-def choose(condition: Real, value: Real, other: Real) -> Real:
+def choose(condition: Boolean, value: Real, other: Real) -> Real:
     """Return ``where`` of a single condition, without its overhead for plain numbers."""
     if namespace(condition) is np:
         return value if condition else other

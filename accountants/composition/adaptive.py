@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from accountants.composition.interpolation import profile_on_grid
-from accountants.composition.self_composed import HasTerms, RepeatedReleases, check_one_mechanism
+from accountants.composition.self_composed import GuaranteeLike, RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 from dpkernels.numerics import MAX_EXPONENT
@@ -85,7 +84,7 @@ class AdaptiveBounds:
         return high if side else low
 
 
-def is_adaptive(guarantee: HasTerms) -> bool:
+def is_adaptive(guarantee: GuaranteeLike) -> bool:
     """Return whether a guarantee of plain numbers is that of several releases of one noise that is not even."""
     if len(guarantee.terms) != 1 or len(guarantee.terms[0].pairs) < 2:
         return False
@@ -96,7 +95,7 @@ def is_adaptive(guarantee: HasTerms) -> bool:
 class AdaptiveProfile:
     """Brackets of one guarantee of plain numbers: that of several releases of one noise that is not even."""
 
-    def __init__(self, guarantee: Any) -> None:
+    def __init__(self, guarantee: GuaranteeLike) -> None:
         check_one_mechanism(guarantee.terms)
         (term,) = guarantee.terms
         self.count = int(term.count)

@@ -25,22 +25,24 @@ class ComposedProfile(abc.ABC):
     """The privacy profile of composed releases, without infinite losses; a pytree of arrays."""
 
     @abc.abstractmethod
-    def evaluate(self, epsilon: Real) -> tuple[Any, Any, PyTree]:
+    def evaluate(self, epsilon: Real) -> tuple[Real, Real, PyTree]:
         """Return (log delta, its derivative in eps, the evaluation that ``gradient`` needs) at one eps."""
 
     @abc.abstractmethod
-    def gradient(self, evaluation: PyTree) -> tuple[PyTree, Any]:
+    def gradient(self, evaluation: PyTree) -> tuple[PyTree, Real]:
         """Return the derivatives of delta in everything that is composed, and in eps; JAX arrays only."""
 
     @abc.abstractmethod
     def empty(self) -> PyTree:
         """Return an evaluation of zeros: the shape of what ``evaluate`` returns last."""
 
-    def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
+    def is_resolved(self, epsilon: Real, value: Real, slope: Real, noise: Real) -> Boolean:
         """Return whether floating point resolves the eps at which log delta has a value; see ``solve``."""
         return epsilon > -np.inf
 
-    def solve(self, log_delta: Any, start: Any, floor: Any, noise: Real, precision: float) -> tuple[Any, ...]:
+    def solve(
+        self, log_delta: Any, start: Real, floor: Real, noise: Real, precision: float
+    ) -> tuple[Real, Real, Real, Boolean, PyTree]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
         The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root, and later every
@@ -52,7 +54,7 @@ class ComposedProfile(abc.ABC):
         unit = xp.finfo(log_delta.dtype).eps
         tolerance = unit**precision + noise
 
-        def is_near_root(eps: RealArray, value: Real, slope: RealArray) -> Any:
+        def is_near_root(eps: RealArray, value: Real, slope: RealArray) -> Boolean:
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
             return xp.isfinite(value) & (xp.abs(value - log_delta) <= tolerance + rounding)
 
@@ -64,7 +66,7 @@ class ComposedProfile(abc.ABC):
             done = is_near_root(eps, value, slope) | ((eps <= floor) & (value <= log_delta))
             return (k < _MAX_ITERATIONS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
-        def advance(state: PyTree) -> Any:
+        def advance(state: PyTree) -> PyTree:
             k, eps, value, slope, low, high, _ = state
             low, high = choose(value > log_delta, eps, low), choose(value > log_delta, high, eps)
             low, high = choose(k > 0, low, floor - 1), choose(k > 0, high, np.inf)
@@ -104,7 +106,7 @@ class Composer(abc.ABC):
         """Return the method with the numbers that suit a direction."""
 
     @abc.abstractmethod
-    def prepare(self, losses: LossTuple) -> tuple[Any, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         """Return (what is composed, the probability of an infinite loss) for the losses of all releases."""
 
     @abc.abstractmethod

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from accountants.composition.self_composed import GuaranteeLike
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around
-from accountants.dominating_pairs.base import cap, lower_profile, profile
+from accountants.dominating_pairs.base import DominatingPair, cap, lower_profile, profile
 from accountants.profile import inverse_profile
 from dpkernels.numerics import Real
 from dpkernels.proven import proven
@@ -25,7 +25,7 @@ _ZOOM_POINTS = 33  # The points of a round of the search for the highest line: e
 _ZOOMS = 12  # The rounds, which narrow it by 2^48.
 
 
-def more_than_least(delta: Real) -> Any:
+def more_than_least(delta: Real) -> np.ndarray:
     """Return an upper bound of a profile where products and sums may be below the floats."""
     return np.minimum(np.asarray(delta) + _UNDERFLOW, 1.0)
 
@@ -35,7 +35,7 @@ class ClosedForm(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def from_guarantee(cls, guarantee: Any) -> ClosedForm | None:
+    def from_guarantee(cls, guarantee: GuaranteeLike) -> ClosedForm | None:
         """Return the formula's bounds of a guarantee, or None if it does not apply."""
 
     @abc.abstractmethod
@@ -87,14 +87,14 @@ class ClosedForm(abc.ABC):
 class OneRelease(ClosedForm):
     """The bounds of one release by the profile of its dominating pairs."""
 
-    pairs: tuple[Any, ...]
+    pairs: tuple[DominatingPair, ...]
 
     @classmethod
-    def from_guarantee(cls, guarantee: Any) -> OneRelease | None:
+    def from_guarantee(cls, guarantee: GuaranteeLike) -> OneRelease | None:
         (first, *others) = guarantee.numeric.terms
         if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
             return None
-        is_narrow = first.is_gaussian and abs(first.pairs[0].shift) / first.pairs[0].noise.sigma > _LARGE_MU
+        is_narrow = first.is_gaussian and abs(float(first.mu)) > _LARGE_MU
         return None if is_narrow else cls(first.one_release())
 
     def bound(self, epsilon: float, side: int) -> float:

@@ -20,6 +20,7 @@ from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.question import Question
 from accountants.composition.self_composed import (
     MAX_TILT,
+    GuaranteeLike,
     LossTuple,
     RepeatedLoss,
     TiltedLoss,
@@ -43,8 +44,8 @@ _MAX_SAMPLED_TILT = 1e9  # The largest tilt of few releases on samples, which ma
 class Tilt(NamedTuple):
     """A tilt, the estimate of the eps that is given or wanted, and the capped losses with which both were found."""
 
-    c: Any
-    guess: Any
+    c: RealArray
+    guess: RealArray
     losses: LossTuple
 
 
@@ -102,11 +103,11 @@ class Direction:
         return Tilt(*self.question.saddle_point(losses, infinite, start, greatest), losses)
 
 
-def tilt_losses(losses: LossTuple, c: Real) -> tuple[list[TiltedLoss], Real]:
+def tilt_losses(losses: LossTuple, c: RealArray) -> tuple[list[TiltedLoss], RealArray]:
     """Return the tilted losses, and the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c)
 
-    def tilt(c: Real) -> tuple[list[TiltedLoss], Real]:
+    def tilt(c: RealArray) -> tuple[list[TiltedLoss], RealArray]:
         tilted = [term.tilted(c) for term in losses]
         least = least_step(tilted, c)
         return tilted, xp.where(least > 0, xp.minimum(c, _MAX_TILTED_STEP / xp.where(least > 0, least, 1.0)), c)
@@ -118,11 +119,11 @@ def tilt_losses(losses: LossTuple, c: Real) -> tuple[list[TiltedLoss], Real]:
 
 
 def _tilt_twice(
-    tilt: Callable[[Any], tuple[list[TiltedLoss], Any]], losses: LossTuple, c: Any
-) -> tuple[list[TiltedLoss], Any]:
+    tilt: Callable[[RealArray], tuple[list[TiltedLoss], RealArray]], losses: LossTuple, c: RealArray
+) -> tuple[list[TiltedLoss], RealArray]:
     """Return the losses tilted by the tilt that they reduce c to, by a loop that is compiled once."""
 
-    def advance(_: int, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def advance(_: int, state: PyTree) -> PyTree:
         _, reduced, _ = state
         tilted, least = tilt(reduced)
         return reduced, least, [loss[1:] for loss in tilted]
@@ -159,7 +160,7 @@ def pad_losses(losses: LossTuple) -> LossTuple:
     return tuple(term.map_losses(PrivacyLossDistribution.padded) for term in losses)
 
 
-def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
+def directions_of_numbers(guarantee: GuaranteeLike) -> list[tuple[LossTuple, LossTuple]]:
     """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
     on_all_data = all(term.sampling_rate is None for term in guarantee.terms)  # Samples have densities, not nodes.
     panels = _FINE_PANELS if on_all_data and _are_at_most(4, guarantee) else PANELS
@@ -169,12 +170,12 @@ def directions_of_numbers(guarantee: Any) -> list[tuple[LossTuple, LossTuple]]:
     return list(zip(*(map(pad_losses, directions) for directions in (fine, coarse)), strict=True))
 
 
-def may_sample_densities(guarantee: object) -> bool:
+def may_sample_densities(guarantee: GuaranteeLike) -> bool:
     """Return whether releases are known to be so few that those on samples are composed from sampled densities."""
     return _are_at_most(MAX_SAMPLED_RELEASES, guarantee)
 
 
-def _are_at_most(limit: int, guarantee: Any) -> bool:
+def _are_at_most(limit: int, guarantee: GuaranteeLike) -> bool:
     """Return whether the number of releases is known, and not larger than ``limit``."""
     counts: list[Any] = [checks.concrete(term.count) for term in guarantee.terms]
     return all(count is not None for count in counts) and sum(counts) <= limit
@@ -185,7 +186,7 @@ class TiltedComposer(Composer):
     """A method that composes capped losses at a tilt."""
 
     bound: Real  # Sums of losses are needed up to here.
-    tilt: Real  # c.
+    tilt: RealArray  # c.
     guess: RealArray  # An estimate of the eps that is given, or wanted.
 
     @classmethod

@@ -33,7 +33,7 @@ from accountants.composition.moving import (
 from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcomes
 from accountants.composition.question import EpsilonAt, Question
 from accountants.composition.sampled_densities import SampledDensities
-from accountants.composition.self_composed import HasTerms, LossTuple, RepeatedLoss, check_one_mechanism
+from accountants.composition.self_composed import GuaranteeLike, LossTuple, RepeatedLoss, check_one_mechanism
 from accountants.composition.three_point import (
     ThreePointLosses,
     are_counts_enumerable,
@@ -53,7 +53,7 @@ NO_SECOND_DERIVATIVES = (
 _VMAP_BATCH = 8  # The most values that are evaluated together under vmap on a CPU.
 
 
-def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
+def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real) -> Real:
     """Return the largest answer over the neighbour directions.
 
     The argument may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX one.
@@ -100,12 +100,12 @@ def select_composer(direction: Direction) -> Composer:
     return next(method.for_direction(direction) for method in METHODS if method.applies(direction))
 
 
-def answer_direction(direction: Direction) -> Any:
+def answer_direction(direction: Direction) -> Real:
     """Return the answer of one neighbour direction of plain numbers."""
     return direction.question.answer(select_composer(direction), direction)
 
 
-def rough_epsilon(guarantee: Any, delta: float) -> float:
+def rough_epsilon(guarantee: GuaranteeLike, delta: float) -> float:
     """Return an estimate of eps at delta of several releases from few nodes, precise to about 1e-5: for searches."""
     with np.errstate(all="ignore"):
         directions = guarantee.numeric.repeated_losses()
@@ -126,7 +126,7 @@ class _Traced(NamedTuple):
     is_enumerable: bool = False  # Whether the counts of any three losses are few enough to be enumerated.
     are_whole: bool = False  # Whether all counts of releases are integers.
 
-    def losses(self, guarantee: Any, argument: RealArray) -> LossTuple:
+    def losses(self, guarantee: GuaranteeLike, argument: RealArray) -> LossTuple:
         """Return the losses of all neighbour directions, along a first axis, in a type that holds ``argument``."""
         directions = guarantee.repeated_losses(PANELS, may_sample=self.may_sample)
         dtype = jnp.result_type(argument, *jax.tree.leaves(directions))
@@ -139,36 +139,36 @@ class _Traced(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("traced",))
-def _evaluate_traced(guarantee: HasTerms, traced: _Traced, argument: RealArray) -> Real:
+def _evaluate_traced(guarantee: GuaranteeLike, traced: _Traced, argument: RealArray) -> Real:
     return _traced_value(traced, guarantee, argument)
 
 
 @partial(jax.jit, static_argnames=("quantity",))
-def _evaluate_traced_count(guarantee: HasTerms, quantity: type[Question], argument: jax.Array) -> Real:
+def _evaluate_traced_count(guarantee: GuaranteeLike, quantity: type[Question], argument: jax.Array) -> Real:
     """Return the value for a traced count, which may be 1: then that of the exact profile of one release."""
     (term,) = guarantee.terms
 
-    def evaluate_one(guarantee: HasTerms) -> Real:
+    def evaluate_one(guarantee: GuaranteeLike) -> Real:
         return quantity.evaluate_one_release(guarantee.terms[0].one_release(), argument).astype(argument.dtype)
 
-    def evaluate_more(guarantee: HasTerms) -> Real:
+    def evaluate_more(guarantee: GuaranteeLike) -> Real:
         return _evaluate_traced(guarantee, _Traced(quantity), argument).astype(argument.dtype)
 
     return jax.lax.cond(term.count == 1, evaluate_one, evaluate_more, guarantee)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _traced_value(traced: _Traced, guarantee: HasTerms, argument: Array) -> Real:
+def _traced_value(traced: _Traced, guarantee: GuaranteeLike, argument: Array) -> Real:
     losses = traced.losses(guarantee, argument)
 
-    def largest_value(number: Array) -> RealArray:
+    def largest_value(number: Array) -> Real:
         return _largest_in_batches(_VALUE, traced)(losses, None, number)[1].value
 
     return _map_arguments(largest_value, argument, losses)
 
 
 @partial(_traced_value.defjvp, symbolic_zeros=True)
-def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
+def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Real, Real]:
     """Return the value, and its derivative along the tangents of the numbers that move.
 
     The derivatives are those of delta(eps), in the direction with the largest value. In few numbers they are computed
@@ -223,14 +223,14 @@ def _map_arguments(function: Callable[[Array], PyTree], arguments: Array, losses
 
 def _decisive(losses: LossTuple, counts_move: bool = True) -> LossTuple:
     """Return the losses without what changes no value, or does not move, so that no derivatives in it are computed."""
+    absent: Any = None  # JAX takes it for no number.
 
     def decisive(term: RepeatedLoss) -> RepeatedLoss:
-        count = term.count if counts_move else None
+        count = term.count if counts_move else absent
         if term.losses is None:
             return dataclasses.replace(term, count=count)
-        return dataclasses.replace(
-            term, losses=dataclasses.replace(term.losses, q=None, width=None), mu=None, count=count
-        )
+        losses = dataclasses.replace(term.losses, q=absent, width=absent)
+        return dataclasses.replace(term, losses=losses, mu=absent, count=count)
 
     return tuple(map(decisive, losses))
 
@@ -243,9 +243,9 @@ def _masses(losses: LossTuple) -> list[RealArray]:
 class _Answer(NamedTuple):
     """The answer of one neighbour direction, and derivatives of delta, or None, in what moves and in eps."""
 
-    value: Any
+    value: Real
     by_moved: PyTree = None
-    by_epsilon: Any = None
+    by_epsilon: Real | None = None
 
 
 class _Computation(NamedTuple):
@@ -256,7 +256,7 @@ class _Computation(NamedTuple):
 
     compute: Callable[[Composer, Direction, LossTuple | None], _Answer]
     # An answer of zeros for the losses of a direction, their changes, and a number.
-    zero_answer: Callable[[LossTuple, LossTuple | None, Any], _Answer]
+    zero_answer: Callable[[LossTuple, LossTuple | None, RealArray], _Answer]
 
     def answer_by_first_method(
         self, direction: Direction, loss_tangents: LossTuple | None, methods: tuple[type[Composer], ...]
@@ -287,7 +287,7 @@ def _value_and_slopes(composer: Composer, direction: Direction, loss_tangents: L
     composed = composer.profile(prepared, direction)
     value, evaluation = question.read(composer, composed, infinite, losses, FOR_DERIVATIVES)
 
-    def slopes() -> tuple[Any, Any]:
+    def slopes() -> tuple[PyTree, Real]:
         by_prepared, by_epsilon = composed.gradient(evaluation)
         (by_losses,) = pull((by_prepared, jnp.ones_like(infinite)))
         counts_move = loss_tangents is None or loss_tangents[0].count is not None
@@ -297,7 +297,7 @@ def _value_and_slopes(composer: Composer, direction: Direction, loss_tangents: L
     return _Answer(value, *_compute_if(~(value <= question.best), slopes, zero[1:]))
 
 
-def _directional_derivatives(by_losses: LossTuple, loss_tangents: LossTuple | None) -> Any:
+def _directional_derivatives(by_losses: LossTuple, loss_tangents: LossTuple | None) -> PyTree:
     """Return derivatives along changes of the losses, or without these the derivatives in the losses."""
     if loss_tangents is None:
         return by_losses
@@ -307,11 +307,11 @@ def _directional_derivatives(by_losses: LossTuple, loss_tangents: LossTuple | No
     return sum(jax.tree.leaves(products))
 
 
-def _zero(_: LossTuple, __: object, argument: Array) -> _Answer:
+def _zero(_: LossTuple, __: object, argument: RealArray) -> _Answer:
     return _Answer(0.0 * argument)
 
 
-def _zero_and_slopes(losses: LossTuple, loss_tangents: LossTuple | None, argument: Array) -> _Answer:
+def _zero_and_slopes(losses: LossTuple, loss_tangents: LossTuple | None, argument: RealArray) -> _Answer:
     numbers = jax.tree.leaves(loss_tangents)
     by_moved = (
         jnp.zeros(len(numbers[0]), argument.dtype) if numbers else jax.tree.map(jnp.zeros_like, _decisive(losses))
@@ -341,7 +341,7 @@ def _largest(
     ``loss_tangents`` are changes of the directions' losses, on a second axis, or None.
     """
 
-    def next_direction(best: tuple[RealArray, _Answer], numbered: PyTree) -> tuple[Any, None]:
+    def next_direction(best: tuple[RealArray, _Answer], numbered: PyTree) -> tuple[PyTree, None]:
         number, losses, tangents = numbered
         largest = best[1].value
         direction = Direction(traced.quantity(argument, largest), losses)
@@ -374,5 +374,5 @@ def _largest_with_slopes(
 
 
 @_largest_with_slopes.defjvp
-def _(*_: object) -> Any:
+def _(*_: object) -> tuple[Real, Real]:
     raise NotImplementedError(NO_SECOND_DERIVATIVES)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
-from jax import Array
 
 from accountants.composition.base import ComposedProfile
 from accountants.composition.direction import MAX_SAMPLED_RELEASES, Direction, TiltedComposer, tilt_losses
 from accountants.composition.interpolation import (
     COEFFICIENTS,
     POINTS,
+    GridInterpolation,
     heaviest_atoms,
     interpolate_on_grid,
     lagrange_weights,
@@ -51,10 +51,10 @@ class _LossOnGrid(NamedTuple):
     """A repeated loss on the grid."""
 
     tilted: TiltedLoss  # The repeated loss, tilted.
-    interpolation: Any  # Its interpolation on the grid; None for Gaussian noise.
+    interpolation: GridInterpolation | None  # Its interpolation on the grid; None for Gaussian noise.
     # The transforms of all its masses, and of the lumped ones if there may be some; for Gaussian noise the logarithm.
     spectrum: tuple[Any, ...]
-    offset: float  # Its grid point.
+    offset: Real  # Its grid point.
 
     def powers(self) -> list[RealArray]:
         count = self.tilted.term.count
@@ -71,9 +71,9 @@ class _LossOnGrid(NamedTuple):
 class _Evaluation(NamedTuple):
     """The sums at one eps."""
 
-    epsilon: Any
-    kink_weights: Any  # Weights of the smooth masses around eps, in delta and in minus its slope.
-    index: Any  # The index of the grid point below eps.
+    epsilon: Real
+    kink_weights: RealArray  # Weights of the smooth masses around eps, in delta and in minus its slope.
+    index_below: RealArray  # The index of the grid point below eps.
     sums: RealArray  # The tilted delta and minus its slope.
 
 
@@ -82,7 +82,7 @@ class _Evaluation(NamedTuple):
 class ComposedPLD(ComposedProfile):
     """The distribution of the composed privacy loss on a grid."""
 
-    start: Any  # The first grid point.
+    start: Real  # The first grid point.
     step: Real  # h.
     g: RealArray  # The tilted masses, of sum about 1.
     smooth: RealArray  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
@@ -119,18 +119,18 @@ class ComposedPLD(ComposedProfile):
             return [(g * row[: len(g)]).sum() for row in self.weights]
         return (self.g * self._weights_above(index)).sum(-1)
 
-    def _weights_above(self, index: Real) -> Array:
+    def _weights_above(self, index: RealArray) -> RealArray:
         weights = self.weights
         return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - index, SIZE)
 
-    def _at_distance(self, index: RealArray, position: RealArray, weights: Any) -> RealArray:
+    def _at_distance(self, index: RealArray, position: Real, weights: Any) -> RealArray:
         """Return the weights, or sums by them, for the true distance from eps to the first grid point above it."""
         xp, (delta, slope) = namespace(position, weights), weights
         x = xp.maximum((index + 1 - position) * self.step, 0.0)
         fall = xp.where(position <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
         return xp.stack([fall * (delta - xp.expm1(-x) * slope), fall * xp.exp(-x) * slope])
 
-    def _position(self, epsilon: Real) -> tuple[RealArray, RealArray]:
+    def _position(self, epsilon: Real) -> tuple[RealArray, Real]:
         xp = namespace(self.g, epsilon)
         position = (epsilon - self.start) / self.step
         return xp.clip(xp.floor(position), 2, SIZE - 4).astype(int), position
@@ -147,13 +147,13 @@ class ComposedPLD(ComposedProfile):
         rows = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
         return (rows[..., None] * cast_like(COEFFICIENTS, self.g)).sum(1)
 
-    def is_resolved(self, epsilon: RealArray, value: RealArray, slope: RealArray, noise: Real) -> Boolean:
+    def is_resolved(self, epsilon: Real, value: Real, slope: Real, noise: Real) -> Boolean:
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
         xp = namespace(value)
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
         return noise < _MAX_EPSILON_ERROR * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
 
-    def gradient(self, evaluation: _Evaluation) -> tuple[LossTuple, Any]:
+    def gradient(self, evaluation: _Evaluation) -> tuple[LossTuple, Real]:
         """Return the derivatives of delta, a homogeneous polynomial of the masses, as one correlation.
 
         The derivative in the mass p of a loss l is n delta(eps - l) of n - 1 releases. That in l itself is n p times
@@ -193,7 +193,8 @@ class ComposedPLD(ComposedProfile):
     def _by_losses(self, on_grid: _LossOnGrid, by_mass: RealArray, scale: RealArray) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         xp = namespace(by_mass)
-        interpolation, p = on_grid.interpolation, cast(PrivacyLossDistribution, on_grid.tilted.term.losses).p
+        interpolation = cast(GridInterpolation, on_grid.interpolation)
+        p = cast(PrivacyLossDistribution, on_grid.tilted.term.losses).p
         at_atoms = by_mass[1] if len(by_mass) > 2 else xp.zeros_like(by_mass[0])
         inner, by_step = interpolation.interpolate(by_mass[0], at_atoms)
         by_loss = xp.where(
@@ -243,7 +244,7 @@ def _kinks(c: RealArray, step: Real) -> RealArray:
     return (cast_like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
 
 
-def _weights(c: RealArray, step: Any) -> RealArray:
+def _weights(c: RealArray, step: Real) -> RealArray:
     """Return ``ComposedPLD.weights``, from products of short tables."""
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
@@ -271,7 +272,7 @@ def _log(spectrum: RealArray) -> RealArray:
     return xp.log(xp.where(xp.abs(spectrum) > _MIN_TRANSFORM, spectrum, 1.0))
 
 
-def _slice(values: Any, start: Any, size: int) -> Any:
+def _slice(values: RealArray, start: RealArray, size: int) -> RealArray:
     """Return ``size`` values from ``start`` along the last axis."""
     if namespace(values) is np:
         return values[..., start : start + size]
@@ -291,12 +292,12 @@ def _embedded(values: RealArray, start: RealArray, size: int) -> RealArray:
 class Grid(NamedTuple):
     """The step, a grid point next to each part's mean (for a Gaussian its mean), and the lower end of the window."""
 
-    step: Any
-    offsets: list[Any]
+    step: RealArray
+    offsets: list[Real]
     low: np.ndarray
 
 
-def compose(tilted: Sequence[TiltedLoss], c: Any, grid: Grid) -> ComposedPLD:
+def compose(tilted: Sequence[TiltedLoss], c: RealArray, grid: Grid) -> ComposedPLD:
     """Return the distribution of the sum of all losses; the tilt c and the grid affect the precision only."""
     xp, step = namespace(c), grid.step
     terms = []
@@ -324,7 +325,7 @@ def compose(tilted: Sequence[TiltedLoss], c: Any, grid: Grid) -> ComposedPLD:
     return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _kinks(c, step))
 
 
-def choose_grid(tilted: Sequence[TiltedLoss], c: Any, coarse: LossTuple) -> Grid:
+def choose_grid(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The

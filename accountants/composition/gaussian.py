@@ -21,7 +21,7 @@ import numpy as np
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.closed_form import ClosedForm
 from accountants.composition.direction import Direction
-from accountants.composition.self_composed import LossTuple
+from accountants.composition.self_composed import GuaranteeLike, LossTuple
 from accountants.composition.trade_off import points_around
 from dpkernels.numerics import (
     UNIT_ROUNDOFF,
@@ -87,7 +87,7 @@ class GaussianProfile(ComposedProfile):
         log_delta = xp.where(tail, log_phi + xp.log(gain), xp.log(bulk))
         return log_delta, -xp.exp(log_phi + xp.log(upper_mills) - log_delta), epsilon
 
-    def gradient(self, evaluation: Real) -> tuple[LossTuple, Any]:
+    def gradient(self, evaluation: Real) -> tuple[LossTuple, Real]:
         xp, mu = namespace(self.mu), self.mu
         by_mu = xp.exp(-((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT)
         moved = tuple(
@@ -150,7 +150,7 @@ class GaussianReleases(ClosedForm):
     profile: GaussianProfile
 
     @classmethod
-    def from_guarantee(cls, guarantee: Any) -> GaussianReleases | None:
+    def from_guarantee(cls, guarantee: GuaranteeLike) -> GaussianReleases | None:
         if not all(term.is_gaussian for term in guarantee.numeric.terms):
             return None
         (losses,) = guarantee.numeric.repeated_losses()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -25,7 +24,7 @@ class EmptyProfile(ComposedProfile):
     def evaluate(self, epsilon: Real) -> tuple[Real, Real, PyTree]:
         return 0.0 * epsilon - np.inf, 0.0 * epsilon, ()
 
-    def gradient(self, evaluation: PyTree) -> tuple[LossTuple, Any]:
+    def gradient(self, evaluation: PyTree) -> tuple[LossTuple, Real]:
         return jax.tree.map(np.zeros_like, self.losses), np.zeros(())
 
     def empty(self) -> PyTree:

@@ -52,7 +52,7 @@ class GridInterpolation:
     on_grid: Boolean  # Whether an outcome is an atom on the grid.
     # Whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on a scale
     # that no grid resolves.
-    lumped: Any
+    lumped: RealArray
     index_below: Any  # The index of the grid point below each outcome.
     fraction: Any  # The distance from it, in steps.
 
@@ -91,7 +91,7 @@ def _spread(size: int, mass: np.ndarray, index: np.ndarray, fraction: np.ndarray
     return np.bincount(position.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
 
 
-def lagrange_weights(fraction: object, coefficients: np.ndarray = COEFFICIENTS) -> Array:
+def lagrange_weights(fraction: RealArray, coefficients: np.ndarray = COEFFICIENTS) -> RealArray:
     """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
     for row in cast_like(coefficients, fraction)[::-1]:
@@ -136,7 +136,9 @@ def heaviest_atoms(
     heaviest = latest = loss[mass.argmax()]
     tolerance = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
 
-    def advance(state: tuple[RealArray, RealArray], _: object) -> tuple[Any, Any]:
+    def advance(
+        state: tuple[RealArray, RealArray], _: object
+    ) -> tuple[tuple[RealArray, RealArray], tuple[RealArray, RealArray]]:
         mass, latest = state
         mass = xp.where(xp.abs(loss - latest) > tolerance, mass, 0.0)
         latest = loss[mass.argmax()]

@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.closed_forms.pure import log_ways
 from accountants.composition.closed_form import ClosedForm
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.self_composed import GuaranteeLike, RepeatedReleases
 from accountants.composition.trade_off import points_around, tangent_epsilon
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.discrete import Atoms
@@ -54,7 +54,7 @@ class JointOutcomes(NamedTuple):
         xp = namespace(self.log_p, self.log_q)
         return log_ratio(self.log_p, self.log_q), (xp.isnan(self.log_p) | xp.isnan(self.log_q)).any()
 
-    def delta(self, epsilon: Real) -> Any:
+    def delta(self, epsilon: Real) -> RealArray:
         xp = namespace(self.log_p, self.log_q, epsilon)
         loss, is_unknown = self._loss()
         exponent = xp.minimum(xp.minimum(epsilon, xp.finfo(self.log_p.dtype).max) - loss, 0.0)  # Also for infinite eps.
@@ -192,7 +192,7 @@ class FewOutcomes(ClosedForm):
     mass_error: float  # The relative error of the mass of one release's outcome.
 
     @classmethod
-    def from_guarantee(cls, guarantee: Any) -> FewOutcomes | None:
+    def from_guarantee(cls, guarantee: GuaranteeLike) -> FewOutcomes | None:
         terms = guarantee.numeric.terms
         directions = enumerate_outcomes(terms, guarantee.neighbour_directions)
         if directions is None:

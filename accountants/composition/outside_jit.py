@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from accountants.composition.moving import (
 )
 from accountants.composition.outcomes import are_tables, enumerate_outcomes
 from accountants.composition.question import DeltaAt, EpsilonAt, Question
-from accountants.composition.self_composed import HasTerms
+from accountants.composition.self_composed import GuaranteeLike
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.jax_on_use import Array
 from dpkernels.numerics import Boolean, Real, RealArray, elementwise_maximum, float_if_scalar, floating, namespace
@@ -41,7 +40,7 @@ from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree
 
 
-def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
+def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real) -> Real:
     """Return the largest answer over the neighbour directions.
 
     The argument may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX one.
@@ -59,12 +58,12 @@ def evaluate(guarantee: Any, quantity: type[Question], argument: Real) -> Real:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: type[Question], guarantee: HasTerms, argument: Real) -> RealArray:
+def _value(quantity: type[Question], guarantee: GuaranteeLike, argument: Real) -> RealArray:
     return _value_and_slopes(quantity, (), guarantee, argument)[0]
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
-def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any, Any]:
+def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Real, Real]:
     """Return the value and its derivative along the tangents of the numbers that move."""
     moved, moving = leaves_that_move(tangents)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
@@ -79,8 +78,8 @@ def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Any,
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _value_and_slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: HasTerms, argument: RealArray
-) -> tuple[Any, list[Any]]:
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, argument: RealArray
+) -> tuple[Array, list[Array]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
     numbers = jax.tree.leaves(guarantee)
     dtype = jnp.result_type(argument, *(number for number in numbers if isinstance(number, jax.Array)))
@@ -100,12 +99,12 @@ def _value_and_slopes(
 
 
 @_value_and_slopes.defjvp
-def _(*_: object) -> Any:
+def _(*_: object) -> tuple[Real, Real]:
     raise NotImplementedError(dispatch.NO_SECOND_DERIVATIVES)
 
 
 def _evaluate_numbers(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: object, argument: np.ndarray
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, argument: np.ndarray
 ) -> list[np.ndarray]:
     """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``argument``."""
     if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, argument))):
@@ -126,8 +125,8 @@ def _evaluate_numbers(
 
 
 def _slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: object, epsilon: float, value: float
-) -> list[np.ndarray]:
+    quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, epsilon: float, value: float
+) -> list[RealArray]:
     """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
     parameters = [number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves]
     if quantity.is_at_end(value) or np.isnan(value):
@@ -138,7 +137,7 @@ def _slopes(
     return [*(factor * by for by in by_parameters), *([np.asarray(factor * by_argument)] if moving[-1] else [])]
 
 
-def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tuple[list[np.ndarray], Real]:
+def delta_slopes(guarantee: GuaranteeLike, moving: tuple[bool, ...], epsilon: Real) -> tuple[list[np.ndarray], Real]:
     """Return the derivatives of delta(eps) in the numbers that move, and in eps, of plain float64 numbers."""
     parameters = _Parameters.from_guarantee(guarantee, moving)
     if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
@@ -151,11 +150,11 @@ def delta_slopes(guarantee: Any, moving: tuple[bool, ...], epsilon: Real) -> tup
     return _composed_slopes(guarantee, parameters, epsilon)
 
 
-def _delta_of_one_release(guarantee: HasTerms, epsilon: Real) -> Real:
+def _delta_of_one_release(guarantee: GuaranteeLike, epsilon: Real) -> Real:
     return profile(guarantee.terms[0].one_release(), epsilon)
 
 
-def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Real) -> Array:
+def _delta_of_outcomes(guarantee: GuaranteeLike, *counts_and_epsilon: Real) -> Array:
     """Return delta by enumeration, whose arrays depend on the counts."""
     *counts, epsilon = counts_and_epsilon
     terms = tuple(dataclasses.replace(term, count=count) for term, count in zip(guarantee.terms, counts, strict=True))
@@ -163,12 +162,13 @@ def _delta_of_outcomes(guarantee: Any, *counts_and_epsilon: Real) -> Array:
     return elementwise_maximum([outcomes.delta(epsilon) for outcomes in directions or ()])
 
 
-def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Real) -> tuple[list[np.ndarray], Real]:
+def _composed_slopes(guarantee: GuaranteeLike, parameters: _Parameters, epsilon: Real) -> tuple[list[np.ndarray], Real]:
     """Return the slopes of the neighbour direction with the largest delta."""
     directions = [Direction(DeltaAt(epsilon), *losses) for losses in guarantee.numeric_directions]
-    number = (
-        int(np.argmax([dispatch.answer_direction(direction) for direction in directions])) if len(directions) > 1 else 0
+    answers = (
+        [float(dispatch.answer_direction(direction)) for direction in directions] if len(directions) > 1 else [0.0]
     )
+    number = int(np.argmax(answers))
     direction = directions[number]
     composer = dispatch.select_composer(direction)
     (prepared, _), pull = parameters.differentiate(_prepared, (number, may_sample_densities(guarantee)), composer)
@@ -177,7 +177,7 @@ def _composed_slopes(guarantee: Any, parameters: _Parameters, epsilon: Real) -> 
     return pull(by_prepared), by_epsilon
 
 
-def _prepared(guarantee: Any, number: int, may_sample: bool, composer: Composer) -> tuple[Real, Real]:
+def _prepared(guarantee: GuaranteeLike, number: int, may_sample: bool, composer: Composer) -> tuple[Real, Real]:
     """Return what is composed, which JAX differentiates, and the probability of an infinite loss."""
     return composer.prepare(pad_losses(guarantee.repeated_losses(PANELS, may_sample=may_sample)[number]))
 
@@ -191,7 +191,7 @@ class _Parameters:
     moving: tuple[bool, ...]
 
     @classmethod
-    def from_guarantee(cls, guarantee: object, moving: tuple[bool, ...]) -> _Parameters:
+    def from_guarantee(cls, guarantee: GuaranteeLike, moving: tuple[bool, ...]) -> _Parameters:
         numbers, structure = jax.tree.flatten(guarantee)
         return cls(tuple(numbers), structure, moving)
 
@@ -202,7 +202,7 @@ class _Parameters:
 
     def gradient(
         self, function: Callable[..., Real], static: tuple[object, ...], epsilon: Real
-    ) -> tuple[list[Any], Any]:
+    ) -> tuple[list[np.ndarray], Real]:
         """Return the derivatives of function(guarantee, *static, eps) in the numbers that move and in eps."""
         with jax.enable_x64(True):
             slopes = _gradient(function, static, self.structure, self.moving, *self._split, epsilon)
@@ -259,7 +259,7 @@ def _gradient(
     fixed: list[np.ndarray],
     epsilon: RealArray,
 ) -> list[Array]:
-    def value(moved: list[Array], epsilon: Real) -> Any:
+    def value(moved: list[Array], epsilon: Real) -> Real:
         return function(join_moving(structure, moving, moved, fixed), *static, epsilon)
 
     by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)

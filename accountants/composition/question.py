@@ -43,11 +43,13 @@ class Question(abc.ABC):
         """Return the log of the part of delta that remains for finite losses; of no use where eps is given."""
 
     @abc.abstractmethod
-    def bound(self, log_moment: RealArray, c: Real, infinite: RealArray) -> tuple[Real, Real]:
+    def bound(self, log_moment: RealArray, c: RealArray, infinite: RealArray) -> tuple[Real, Real]:
         """Return an upper bound of eps and the tilt of the least one, from bounds delta(eps) <= e^(moment - c eps)."""
 
     @abc.abstractmethod
-    def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
+    def saddle_point(
+        self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float
+    ) -> tuple[RealArray, RealArray]:
         """Return the tilt at which the losses are composed best, and the estimate of eps that belongs to it."""
 
     def answer(self, composer: Composer, direction: Any) -> Real:
@@ -57,7 +59,7 @@ class Question(abc.ABC):
     @abc.abstractmethod
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
-    ) -> tuple[Any, Any]:
+    ) -> tuple[RealArray, PyTree]:
         """Return the answer, and the evaluation of the profile from which its derivatives follow.
 
         ``composed`` is the profile of the finite losses. ``infinite``, the probability of an infinite loss, is not part
@@ -71,7 +73,7 @@ class Question(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def chain(by_epsilon: Real) -> tuple[Any, Any]:
+    def chain(by_epsilon: Real) -> tuple[Real, Real]:
         """Return the derivative of the answer by delta(eps), and that of delta(eps) less its target by ``argument``."""
 
 
@@ -91,15 +93,17 @@ class DeltaAt(Question):
     def log_target(self, infinite: Real) -> Real | None:
         return None
 
-    def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
+    def bound(self, log_moment: RealArray, c: RealArray, infinite: RealArray) -> tuple[Real, Real]:
         return self.argument, c[(log_moment - c * self.argument).argmin()]
 
-    def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
+    def saddle_point(
+        self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float
+    ) -> tuple[RealArray, RealArray]:
         return self_composed.saddle_point(losses, self.argument, start, greatest), self.argument
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
-    ) -> tuple[Real, PyTree]:
+    ) -> tuple[RealArray, PyTree]:
         xp = namespace(self.argument)
         log_delta, _, evaluation = composed.evaluate(self.argument)
         return xp.clip(infinite + xp.exp(log_delta), 0.0, 1.0), evaluation
@@ -130,16 +134,18 @@ class EpsilonAt(Question):
         xp, remaining = namespace(self.argument), self.argument - infinite
         return xp.log(xp.where(remaining > 0, remaining, xp.finfo(self.argument.dtype).tiny))
 
-    def bound(self, log_moment: RealArray, c: Any, infinite: RealArray) -> tuple[Real, Real]:
+    def bound(self, log_moment: RealArray, c: RealArray, infinite: RealArray) -> tuple[Real, Real]:
         bounds = (log_moment - self.log_target(infinite)) / c
         return namespace(bounds).maximum(bounds.min(), 0.0), c[bounds.argmin()]
 
-    def saddle_point(self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float) -> tuple[Real, Real]:
+    def saddle_point(
+        self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float
+    ) -> tuple[RealArray, RealArray]:
         return self_composed.saddle_point_of_delta(losses, self.log_target(infinite), start, greatest)
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
-    ) -> tuple[Real, PyTree]:
+    ) -> tuple[RealArray, PyTree]:
         xp, log_delta = namespace(self.argument), self.log_target(infinite)
         floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
         start = xp.maximum(composer.initial_guess(composed, log_delta), floor)

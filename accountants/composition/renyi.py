@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.self_composed import ConvergenceError, HasTerms, RepeatedReleases, check_one_mechanism
+from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
@@ -58,7 +58,7 @@ _MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow.
 _MAX_PANELS = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
 
 
-def renyi_divergence(guarantee: Any, order: Real) -> Real:
+def renyi_divergence(guarantee: GuaranteeLike, order: Real) -> Real:
     """Return the Renyi divergence of a guarantee in its worse neighbour direction, an upper bound up to rounding.
 
     In each direction the divergences of the releases add up, each that of its worse pair, also if these are chosen
@@ -81,16 +81,16 @@ def renyi_divergence(guarantee: Any, order: Real) -> Real:
 
 
 @jax.jit
-def _divergence_of_traced(guarantee: HasTerms, order: jax.Array) -> jax.Array:
+def _divergence_of_traced(guarantee: GuaranteeLike, order: jax.Array) -> jax.Array:
     value, is_resolved = _divergence(guarantee, order.astype(jnp.result_type(order, *jax.tree.leaves(guarantee))))
     return jnp.where(is_resolved, value, jnp.inf)
 
 
-def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
+def _divergence(guarantee: GuaranteeLike, order: Real) -> tuple[np.ndarray, Boolean]:
     """Return (the divergence, whether it is resolved)."""
     c = order - 1
     xp = namespace(c)
-    directions: list[Any] = []
+    directions: list[Real] = []
     resolved: list[Boolean] = []
     for mirror in guarantee.neighbour_directions:
         total = 0.0 * c
@@ -105,14 +105,14 @@ def _divergence(guarantee: Any, order: Real) -> tuple[np.ndarray, Boolean]:
     return value, xp.stack(resolved).all() | unknown
 
 
-def _log_moment(term: RepeatedReleases, pair_index: int, mirror: bool, c: Any) -> tuple[Real, Boolean]:
+def _log_moment(term: RepeatedReleases, pair_index: int, mirror: bool, c: Real) -> tuple[Real, Boolean]:
     """Return log E_q e^(a l) of one release, rounded upwards, and whether it is resolved."""
     xp, pair = namespace(c), term.pairs[pair_index]
     if isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian) and term.sampling_rate is None:
         return c * (c + 1) * (pair.shift / pair.noise.sigma) ** 2 / 2, xp.asarray(True)
     losses = _losses(term, pair_index, mirror)
     atoms = _terms(_log_q(losses), losses.loss, log_or_minus_inf(losses.p), c)
-    sums = [atoms.sum(1.0)[:2]] if losses.p.size else []
+    sums: list[tuple[Real, Real]] = [atoms.sum(1.0)[:2]] if losses.p.size else []
     resolved = [xp.asarray(True)]
     for index, pieces in enumerate(losses.pieces):
         integral = _search(pieces, c) if xp is np else _search_on_host(term, pair_index, mirror, index, c)
@@ -153,7 +153,7 @@ class _Terms(NamedTuple):
     error: RealArray
     noise: RealArray
 
-    def sum(self, weights: Any) -> tuple[Any, Any, Any]:
+    def sum(self, weights: RealArray | float) -> tuple[RealArray, RealArray, RealArray]:
         """Return the log of the weighted sum, and bounds of its relative error and noise."""
         xp = namespace(self.size)
         top = without_derivative(self.size.max(-1, keepdims=True))
@@ -168,7 +168,7 @@ class _Terms(NamedTuple):
         return top[..., 0] + log_or_minus_inf(total), error, noise
 
 
-def _terms(log_q: Any, loss: RealArray, log_p: Real, c: Any) -> _Terms:
+def _terms(log_q: Real, loss: RealArray, log_p: Real, c: Real) -> _Terms:
     xp, a = namespace(log_q, loss, c), 1 + c
     is_infinite, is_minus_infinity = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
     is_finite = (log_q > -np.inf) & (loss < np.inf)
@@ -218,7 +218,7 @@ class _Coordinates:
 
     base: RealArray
     span: RealArray
-    edges: Any  # The ends of the first panels in t, of shape (pieces, edges).
+    edges: RealArray  # The ends of the first panels in t, of shape (pieces, edges).
 
     @classmethod
     def from_pieces(cls, pieces: SmoothPieces) -> _Coordinates:
@@ -240,7 +240,7 @@ class _Coordinates:
         edges = xp.where((upper > lower)[:, None], xp.concatenate([negative, positive], 1), 0.0)
         return cls(base, span, edges)
 
-    def first_panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def first_panels(self) -> tuple[RealArray, RealArray, RealArray]:
         start, end = self.edges[:, :-1], self.edges[:, 1:]
         piece, edge = np.nonzero(end > start)
         return piece, start[piece, edge], end[piece, edge]
@@ -250,13 +250,13 @@ class _Panels(NamedTuple):
     """Panels of pieces, and what is known of their integrals."""
 
     piece: RealArray
-    start: Any
-    end: Any
-    whole: Any  # The log of the integral by the nodes of the whole panel.
-    halves: Any  # The logs of the integrals of both halves, along a last axis.
+    start: RealArray
+    end: RealArray
+    whole: RealArray  # The log of the integral by the nodes of the whole panel.
+    halves: RealArray  # The logs of the integrals of both halves, along a last axis.
     bound: Any  # The log of the integral of an extrapolated largest value.
-    error: Any  # Bounds of the relative error and noise; see ``_Terms``.
-    noise: Any
+    error: RealArray  # Bounds of the relative error and noise; see ``_Terms``.
+    noise: RealArray
 
     @property
     def log_value(self) -> np.ndarray:
@@ -269,7 +269,7 @@ class _Panels(NamedTuple):
         difference = np.where(value == self.whole, 0.0, self.whole - value)
         return np.abs(np.expm1(np.where(difference < _MAX_EXPONENT, difference, _MAX_EXPONENT)))
 
-    def log_unknown(self, noise: np.ndarray) -> np.ndarray:
+    def log_unknown(self, noise: RealArray) -> np.ndarray:
         """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
         difference = self.difference
         errors = self.log_value + log_or_minus_inf(np.where(difference > noise, difference, 0.0))
@@ -291,8 +291,8 @@ class _Integral(NamedTuple):
     """The integral of q g(l) over pieces, and the panels that matter."""
 
     piece: RealArray
-    start: Any
-    end: Any
+    start: RealArray
+    end: RealArray
     log_value: Any
     error: Any  # A bound of the relative error.
     is_resolved: Boolean
@@ -378,7 +378,7 @@ def _unpacked(leaf: object) -> np.ndarray:
     return np.ascontiguousarray(leaf).view(np.float64)[..., 0] if leaf.dtype == np.uint32 else leaf
 
 
-def _integrate(pieces: SmoothPieces, integral: _Integral, c: RealArray) -> Any:
+def _integrate(pieces: SmoothPieces, integral: _Integral, c: Real) -> Real:
     """Return the log of the integral over the panels that matter."""
     panels = _evaluate(
         pieces, _Coordinates.from_pieces(pieces), c, integral.piece, integral.start, integral.end, integral.start
@@ -389,10 +389,10 @@ def _integrate(pieces: SmoothPieces, integral: _Integral, c: RealArray) -> Any:
 def _evaluate(
     pieces: SmoothPieces,
     coordinates: _Coordinates,
-    c: object,
+    c: Real,
     piece: RealArray,
     start: RealArray,
-    end: Real,
+    end: RealArray,
     integrals: RealArray | None = None,
 ) -> _Panels:
     """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""

@@ -83,7 +83,7 @@ class SampledDensities(TiltedComposer):
 
 
 def sample_on_grid(
-    smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Real, grid: tuple[Any, Any, Any]
+    smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Real, grid: tuple[Real, RealArray, Real]
 ) -> PrivacyLossDistribution:
     """Return outcomes whose loss density is smooth on the grid: (a grid point, the step, the cap).
 

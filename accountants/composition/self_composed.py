@@ -10,7 +10,7 @@ computed there keep their relative accuracy far out in the tail. Other tilts giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
@@ -48,11 +48,31 @@ _MIN_TILT = 1e-4  # The least tilt of a search.
 MAX_TILT = 1e5  # The largest tilt of a search, by default.
 
 
-class HasTerms(Protocol):
-    """What composition reads: a guarantee, or anything else with the terms of one."""
+class AdaptiveBrackets(Protocol):
+    """Brackets of releases whose neighbours may move in another direction from release to release."""
+
+    def bracket(self, quantity: str, argument: float) -> tuple[float, float] | None: ...
+
+
+class GuaranteeLike(Protocol):
+    """What composition reads of ``accountants.guarantee.Guarantee``, which has the docstrings."""
 
     @property
     def terms(self) -> tuple[RepeatedReleases, ...]: ...
+    @property
+    def neighbour_directions(self) -> tuple[bool, ...]: ...
+    @property
+    def numeric(self) -> GuaranteeLike: ...
+    @property
+    def numeric_directions(self) -> list[tuple[LossTuple, LossTuple]]: ...
+    @property
+    def adaptive_profile(self) -> AdaptiveBrackets | None: ...
+    @property
+    def infinity_mass(self) -> float: ...
+    def repeated_losses(self, panels: int = 0, *, may_sample: bool = False) -> tuple[LossTuple, ...]: ...
+    def attained(self) -> Sequence[GuaranteeLike]: ...
+    def estimate_delta(self, epsilon: Real) -> Any: ...
+    def renyi(self, order: Real) -> Real: ...
 
 
 class ConvergenceError(ValueError):
@@ -75,7 +95,7 @@ class RepeatedReleases:
     """Independent releases of one mechanism, on all the data or each on a Poisson sample of its own."""
 
     pairs: tuple[Any, ...]  # The mechanism's dominating pairs; its profile is the maximum over them.
-    count: Any  # n, the number of releases.
+    count: Real  # n, the number of releases.
     sampling_rate: Real | None = None  # The probability r that a sample contains a record, or None for all the data.
     neighbours: str = "add_remove"  # The neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
 
@@ -91,7 +111,7 @@ class RepeatedReleases:
             return self.neighbours == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
 
-    def attained(self, pair: DominatingPair) -> tuple[Any, ...]:
+    def attained(self, pair: DominatingPair) -> tuple[DominatingPair, ...]:
         """Return pairs that bound one of this term from below, where records are replaced symmetric ones; or itself."""
         pairs = pair.attained() or (pair,)
         if self.neighbours == "replace" and self.sampling_rate is not None:
@@ -99,11 +119,16 @@ class RepeatedReleases:
         return pairs
 
     @property
+    def mu(self) -> Real:
+        """Return sensitivity over standard deviation of the first pair, if it is Gaussian noise."""
+        pair: Any = self.pairs[0]
+        return pair.shift / pair.noise.sigma
+
+    @property
     def is_gaussian(self) -> bool:
         """Return whether the releases are Gaussian noise on all the data, so that any number of them is again."""
-        (pair, *further_pairs) = self.pairs
-        is_noise = isinstance(pair, AdditivePair) and not further_pairs and self.sampling_rate is None
-        return is_noise and isinstance(pair.noise, Gaussian)
+        pair, is_alone = self.pairs[0], len(self.pairs) == 1 and self.sampling_rate is None
+        return is_alone and isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
 
     def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
@@ -129,10 +154,9 @@ class RepeatedReleases:
         loss of a pair whose profile is the maximum of both. If ``may_sample``, smooth losses of releases on samples are
         composed from samples of their densities.
         """
-        (pair, *further_pairs) = self.pairs
         if self.is_gaussian:
-            mu = pair.shift / pair.noise.sigma
-            return [RepeatedLoss(None, namespace(mu).asarray(mu), self.count) for _ in mirrors]
+            mu = namespace(self.mu).asarray(self.mu)
+            return [RepeatedLoss(None, mu, self.count) for _ in mirrors]
         # Comparisons do not detect a NaN, and the masses that they drop would count as no loss.
         leaves = jax.tree.leaves(self)
         xp = namespace(*leaves)
@@ -143,7 +167,10 @@ class RepeatedReleases:
         has_pieces = any(distribution.pieces for distribution in self.privacy_losses)
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
         may_sample = (
-            may_sample and not further_pairs and self.sampling_rate is not None and self.privacy_losses[0].is_invertible
+            may_sample
+            and len(self.pairs) == 1
+            and self.sampling_rate is not None
+            and self.privacy_losses[0].is_invertible
         )
         directions = []
         for mirror in mirrors:
@@ -157,8 +184,8 @@ class RepeatedReleases:
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
         """Return the nodes of every pair; for smooth noise that is not even, those of the maximum of both pairs."""
         first, rate = self.pairs[0], self.sampling_rate
-        is_smooth_noise = isinstance(first, AdditivePair) and first.formulas.is_smooth
-        if len(self.pairs) == 1 or not is_smooth_noise or (rate is not None and self.neighbours == "replace"):
+        is_replaced = rate is not None and self.neighbours == "replace"
+        if is_replaced or len(self.pairs) == 1 or not (isinstance(first, AdditivePair) and first.formulas.is_smooth):
             return [distribution.nodes(panels) for distribution in self.privacy_losses]
         nodes = larger_profile(first, panels)
         return [nodes if rate is None else nodes.subsampled(rate)]
@@ -272,8 +299,8 @@ class TiltedLoss(NamedTuple):
     term: RepeatedLoss  # The releases.
     mass: Any  # The tilted masses of all outcomes, of sum 1, with 0 for an infinite loss; None for Gaussian noise.
     log_scale: Real  # K(c) of one release.
-    mean: Any  # The tilted mean of the finite losses.
-    variance: Any  # Their tilted variance.
+    mean: RealArray  # The tilted mean of the finite losses.
+    variance: RealArray  # Their tilted variance.
 
 
 def least_step(tilted: Iterable[TiltedLoss], c: Real) -> Real:
@@ -334,10 +361,13 @@ def saddle_point_of_delta(
         value, eps, _ = approximate(losses, c)
         error = value - log_delta
     # The slope of log delta is about -c. At an end of the range of tilts there is no root.
-    return c, eps + namespace(error).where(abs(error) < _NEAR_ROOT, error, 0.0) / c
+    xp = namespace(error)
+    return c, eps + xp.where(xp.abs(error) < _NEAR_ROOT, error, 0.0) / c
 
 
-def _tilt_at_root(rising: Any, reference: Real, start: Real, greatest: float, value_count: int = 0) -> tuple[Any, ...]:
+def _tilt_at_root(
+    rising: Any, reference: Real, start: Real, greatest: float, value_count: int = 0
+) -> tuple[RealArray, ...]:
     """Return the tilt where a function of log c is 0, and other values, as ``rising_root`` does."""
     xp = namespace(reference, start)
     low, high = xp.full_like(reference, np.log(_MIN_TILT)), xp.full_like(reference, np.log(greatest))
@@ -346,7 +376,7 @@ def _tilt_at_root(rising: Any, reference: Real, start: Real, greatest: float, va
     return xp.exp(log_c), *values
 
 
-def approximate(losses: LossTuple, c: Real) -> tuple[Any, Any, Any]:
+def approximate(losses: LossTuple, c: Real) -> tuple[RealArray, RealArray, RealArray]:
     """Return (log delta, eps, d eps/d c) of the saddle-point approximation at the eps whose saddle point is c."""
     value, slope, curvature = cumulants(losses, c)
     xp = namespace(value)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -62,12 +62,12 @@ _HALF_LOG = math.log(2 * math.pi) / 2  # log(2 pi)/2 of that series.
 class ThreePointLoss(ComposedProfile):
     """The sum of n independent losses that have three values."""
 
-    mass: Any  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
-    loss: Any
-    count: Any  # n.
-    tilt: Any  # c, which decides which counts are summed, and changes no value.
+    mass: RealArray  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
+    loss: RealArray
+    count: RealArray  # n.
+    tilt: RealArray  # c, which decides which counts are summed, and changes no value.
 
-    def tilted(self) -> Any:
+    def tilted(self) -> RealArray:
         """Return masses times e^(c l), made to sum to 1."""
         xp = namespace(self.mass, self.tilt)
         size = xp.log(self.mass) + self.tilt * self.loss
@@ -89,7 +89,7 @@ class ThreePointLoss(ComposedProfile):
             (epsilon, sums),
         )
 
-    def gradient(self, evaluation: PyTree) -> tuple[ThreePointLoss, Any]:
+    def gradient(self, evaluation: PyTree) -> tuple[ThreePointLoss, Real]:
         """Return derivatives of delta in all fields and in eps; in the count, the difference to one release less."""
         stack = namespace(self.tilt).stack
         epsilon, ((value, *by_mass), (slope, *by_loss)) = evaluation
@@ -97,7 +97,7 @@ class ThreePointLoss(ComposedProfile):
         return ThreePointLoss(stack(by_mass) / self.mass, stack(by_loss), by_count, 0.0 * self.tilt), -slope
 
 
-def three_point_loss(term: RepeatedLoss, tilt: Real) -> tuple[ThreePointLoss, Any]:
+def three_point_loss(term: RepeatedLoss, tilt: RealArray) -> tuple[ThreePointLoss, Boolean]:
     """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
     log_p, loss = cast(PrivacyLossDistribution, term.losses).finite
     xp = namespace(log_p, tilt)
@@ -236,7 +236,7 @@ class ThreePointLosses(TiltedComposer):
         reduced, are_all = three_point_loss(capped, direction.tilt.c)
         return are_all & is_enumerable(reduced)
 
-    def prepare(self, losses: LossTuple) -> tuple[ThreePointLoss, Any]:
+    def prepare(self, losses: LossTuple) -> tuple[ThreePointLoss, Real]:
         (capped,), infinite = capped_losses(losses, self.bound)
         return three_point_loss(capped, self.tilt)[0], infinite
 

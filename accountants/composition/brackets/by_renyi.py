@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
@@ -24,7 +23,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 from accountants.composition.brackets.cells import NoGridError, best_offset, cells_on_grid, split_monotone
 from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.masses import Masses, upper_masses
-from accountants.composition.self_composed import ConvergenceError, HasTerms, RepeatedReleases
+from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
@@ -48,7 +47,7 @@ _UNITS = 64  # The roundings of a moment's logarithm, relative to 1 and to its l
 
 
 @proven("sums#closed-forms")
-def epsilon_of_orders(guarantee: HasTerms, delta: float) -> float:
+def epsilon_of_orders(guarantee: GuaranteeLike, delta: float) -> float:
     """Return the least epsilon at delta of the orders that are tried; inf if no divergence is finite."""
 
     def epsilon(c: float, divergence: float) -> float:
@@ -59,7 +58,7 @@ def epsilon_of_orders(guarantee: HasTerms, delta: float) -> float:
 
 
 @proven("sums#closed-forms")
-def delta_of_orders(guarantee: HasTerms, epsilon: float) -> float:
+def delta_of_orders(guarantee: GuaranteeLike, epsilon: float) -> float:
     """Return the least delta at epsilon of the orders that are tried, at most 1."""
 
     def log_delta(c: float, divergence: float) -> float:
@@ -70,7 +69,7 @@ def delta_of_orders(guarantee: HasTerms, epsilon: float) -> float:
     return min(math.exp(max(least, -MAX_EXPONENT)) * (1 + _ROUNDING), 1.0) if least < 0 else 1.0
 
 
-def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
+def _least(guarantee: GuaranteeLike, bound: Callable[[float, float], float]) -> float:
     """Return the bound by the divergence of the best order that is found; inf if no divergence is finite."""
 
     def estimate(c: float) -> float:
@@ -101,7 +100,7 @@ def _least(guarantee: Any, bound: Callable[[float, float], float]) -> float:
 
 
 @proven("sums#closed-forms")
-def _divergence_above(guarantee: Any, c: float) -> float:
+def _divergence_above(guarantee: GuaranteeLike, c: float) -> float:
     """Return an upper bound of the Renyi divergence of order 1 + c; inf if none is known."""
     divergences = []
     with np.errstate(all="ignore"):
@@ -121,9 +120,9 @@ def _is_sampled_gaussian(term: RepeatedReleases) -> bool:
 
 def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: float) -> float:
     """Return an upper bound of log E_p e^(c l) of one release."""
-    pair, reach, log_tail = term.pairs[pair_index], math.inf, -math.inf
+    reach, log_tail = math.inf, -math.inf
     if term.is_gaussian or _is_sampled_gaussian(term):
-        mu, rate = abs(float(pair.shift / pair.noise.sigma)), float(term.sampling_rate or 1.0)
+        mu, rate = abs(float(term.mu)), float(term.sampling_rate or 1.0)
         is_replaced = term.sampling_rate is not None and term.neighbours == "replace"
         if rate == 1:
             return _log_moment_of_gaussian(2 * mu if is_replaced else mu, c)

@@ -104,7 +104,7 @@ class MonotonePieces:
         return np.exp(self.source.log_q(x, self.number[piece]))
 
     def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        return self.source.loss(x, self.number[piece])
+        return np.asarray(self.source.loss(x, self.number[piece]))
 
     def clip_inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         """Return the points moved off the ends of their pieces, where densities may jump."""
@@ -208,18 +208,18 @@ def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
     )
 
 
-def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, float]:
+def _split(source: SmoothPieces) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], MonotonePieces, float]:
     """Return (p, q, loss) of atoms, all other pieces, and mass of p that may have an infinite loss."""
-    ends: Any = source if source.intervals is None else source.intervals
-    lower, upper = np.asarray(ends.lower, np.float64), np.asarray(ends.upper, np.float64)
+    stated: SmoothPieces | LossIntervals = source if source.intervals is None else source.intervals
+    lower, upper = np.asarray(stated.lower, np.float64), np.asarray(stated.upper, np.float64)
     number = np.flatnonzero(upper > lower)
     lower, upper = lower[number], upper[number]
     count = int(np.clip(_TOTAL_SAMPLES // max(len(number), 1), _MIN_SAMPLES, _SAMPLES))
     inset = _INSET * (upper - lower)
     fractions = unit_grid_dense_at_ends(count)
     x = (lower + inset)[:, None] * (1 - fractions) + (upper - inset)[:, None] * fractions
-    level = source.loss(x, number[:, None])
-    infinite = np.isinf(level).all(1)
+    level = np.asarray(source.loss(x, number[:, None]))
+    infinite = np.all(np.isinf(level), axis=1)
     constant = infinite | (
         np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT_RTOL * (1 + np.abs(level).max(1))
     )
@@ -234,7 +234,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces, 
     if source.intervals is not None:  # The loss is stated to be monotone on every piece.
         _check_monotone(level)
         return atoms, MonotonePieces(source, number, lower, upper), unknown_mass
-    turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
+    turn, row = turning_points(lambda v, row: np.asarray(source.loss(v, number[row])), x)
     starts, ends, rows = split_intervals(lower, upper, turn, row)
     return atoms, MonotonePieces(source, number[rows], starts, ends), unknown_mass
 
@@ -275,9 +275,11 @@ class Cells:
     infinite: float = 0.0  # The mass of p where q is 0.
     neglected: float = 0.0  # A bound on the mass of p, far out, that is in none of the other fields.
     mass_below: float = 0.0  # The mass of p whose loss is below the first cell, and of no other field.
-    p_error: Any = 0.0  # Bounds on the errors of p and of the gains, in addition to the two numbers that follow.
-    gain_error: Any = 0.0
-    displacement: Any = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
+    p_error: np.ndarray | float = (
+        0.0  # Bounds on the errors of p and of the gains, in addition to the two numbers that follow.
+    )
+    gain_error: np.ndarray | float = 0.0
+    displacement: np.ndarray | float = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
     lower: tuple[np.ndarray, np.ndarray] | None = None  # p and gains with all errors subtracted; None: computed.
     mass_error: float = _MASS_ERROR  # A bound on the relative error of all masses.
     loss_error: float | None = None  # A bound on the error of losses; None: of so many roundings of the largest one.

@@ -14,18 +14,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import jax
 import numpy as np
 
-from accountants.composition.adaptive import AdaptiveProfile
 from accountants.composition.brackets.by_renyi import GridOrRenyi
 from accountants.composition.brackets.grid import WIDTH, GridBracket
 from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
-from accountants.composition.self_composed import check_one_mechanism
+from accountants.composition.self_composed import AdaptiveBrackets, GuaranteeLike, check_one_mechanism
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.base import profile
 from accountants.profile import inverse_profile
@@ -40,7 +38,7 @@ _MAX_REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 class ByDirections:
     """The bounds of noise that is not even, whose neighbour may move in another direction from release to release."""
 
-    profile: AdaptiveProfile  # Its bracket may be None.
+    profile: AdaptiveBrackets  # Its bracket may be None.
     otherwise: GridOrRenyi
 
     def delta(self, epsilon: float) -> tuple[float, float]:
@@ -99,7 +97,7 @@ class FromBothSides:
 class RigorousBounds:
     """The bounds of a guarantee of plain numbers, by the narrowest method; answers are remembered."""
 
-    def __init__(self, guarantee: Any, width: float = WIDTH) -> None:
+    def __init__(self, guarantee: GuaranteeLike, width: float = WIDTH) -> None:
         check_one_mechanism(guarantee.terms)
         self.guarantee, self.width = guarantee, width  # The relative width aimed at on grids.
         self.delta = lru_cache(_MAX_REMEMBERED)(self._delta)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -42,7 +42,7 @@ from accountants.composition.brackets.sums import (
     stage_count,
 )
 from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
-from accountants.composition.self_composed import MAX_TILT, LossTuple, RepeatedLoss, RepeatedReleases
+from accountants.composition.self_composed import MAX_TILT, GuaranteeLike, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.trade_off import (
     CurvePoint,
     curve_point,
@@ -55,7 +55,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import UNIT_ROUNDOFF, Real
+from dpkernels.numerics import UNIT_ROUNDOFF, Real, RealArray
 from dpkernels.proven import proven
 from dpkernels.solve import NotPrivateError, first_feasible, root
 
@@ -124,7 +124,7 @@ _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an 
 class GridBracket:
     """Brackets of one guarantee with concrete parameters."""
 
-    guarantee: Any
+    guarantee: GuaranteeLike
     width: float = WIDTH
 
     def delta(self, epsilon: float) -> tuple[float, float]:
@@ -187,7 +187,7 @@ class GridBracket:
         gaussian, non_gaussian = 0.0, []
         for term in numeric.terms:
             if _is_gaussian(term):
-                gaussian += float(term.count) * float(term.pairs[0].shift / term.pairs[0].noise.sigma) ** 2
+                gaussian += float(term.count) * float(term.mu) ** 2
             else:
                 non_gaussian.append(term)
         merged: list[RepeatedReleases] = []
@@ -205,7 +205,7 @@ class GridBracket:
 
     def _error_of_merged(self, gaussian: RepeatedReleases) -> float:
         """Return a bound on the error of the losses of all Gaussian noise as one release, by that of its mu."""
-        mu = abs(float(gaussian.pairs[0].shift / gaussian.pairs[0].noise.sigma))
+        mu = abs(float(gaussian.mu))
         return (_UNITS_OF_MU + len(self.guarantee.terms)) * UNIT_ROUNDOFF * (_MAX_DEVIATIONS + mu) * mu
 
     @cached_property
@@ -228,7 +228,7 @@ class GridBracket:
             for k in orders
         ]
 
-    def _estimates(self, estimate: Callable[[_Direction], tuple[Any, Any]]) -> list[_Estimate]:
+    def _estimates(self, estimate: Callable[[_Direction], tuple[Real, Real]]) -> list[_Estimate]:
         estimates = []
         is_unknown = any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self._terms))
         for direction in () if is_unknown else self._directions:
@@ -387,9 +387,10 @@ class _CoarseDirections:
 
 
 def _is_gaussian(term: RepeatedReleases) -> bool:
-    (pair, *further_pairs) = term.pairs
-    is_noise = isinstance(pair, AdditivePair) and not further_pairs and term.sampling_rate is None
-    return is_noise and type(pair.noise) is Gaussian and np.ndim(pair.shift) == 0
+    pair = term.pairs[0]
+    if not (term.is_gaussian and isinstance(pair, AdditivePair)):
+        return False
+    return type(pair.noise) is Gaussian and np.ndim(pair.shift) == 0
 
 
 def _is_same(first: RepeatedReleases, second: RepeatedReleases) -> bool:
@@ -454,7 +455,7 @@ class _Direction:
     def repeated_losses(self) -> LossTuple:
         return tuple(RepeatedLoss(term.rough, np.float64(0.0), np.float64(term.count)) for term in self.terms)
 
-    def saddle(self, epsilon: float) -> tuple[Any, Any]:
+    def saddle(self, epsilon: float) -> tuple[Real, Real]:
         """Return the tilt for an eps, and an estimate of log delta."""
         c = self_composed.saddle_point(self.repeated_losses, np.float64(epsilon))
         if c <= _MAX_TILT:
@@ -694,7 +695,7 @@ class _Estimate:
         masses[1] = dataclasses.replace(upper_bound, stage=stage, offset=upper_bound.offset + term.error)
         return masses
 
-    def _sorted(self, term: _Term) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _sorted(self, term: _Term) -> tuple[RealArray, RealArray, np.ndarray]:
         """Return finite rough losses, increasing, with their masses, and masses tilted to a sum of 1."""
         is_finite = np.isfinite(term.rough.loss)
         order = np.argsort(term.rough.loss[is_finite])

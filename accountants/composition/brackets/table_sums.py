@@ -81,8 +81,8 @@ class Table:
 
     p: np.ndarray  # The masses of the finite losses within a reach.
     loss: np.ndarray
-    below: float  # The mass of the losses below the reach.
-    above: float  # That of the finite losses above it.
+    mass_below: float  # The mass of the losses below the reach.
+    mass_above: float  # That of the finite losses above it.
     infinite: float
     count: int
 
@@ -143,8 +143,8 @@ class Table:
         on_grid = np.bincount(index, np.where(is_on_grid, p, 0.0), points)
         infinite = self.infinite
         if side > 0:
-            all_masses[0] += self.below
-            infinite += self.above
+            all_masses[0] += self.mass_below
+            infinite += self.mass_above
         # Sums have one rounding for each of their terms.
         of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT_ROUNDOFF * size) + 2 * UNIT_ROUNDOFF * (len(self.p) + 8)
         of_losses = (LOSS_UNITS + _GRID_UNITS) * UNIT_ROUNDOFF * size + UNIT_ROUNDOFF * len(self.p) * step

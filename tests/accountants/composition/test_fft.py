@@ -380,7 +380,7 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
 
         def at(place):
             eps = made_of.start + made_of.step * place
-            below, place = made_of._place(eps)
+            below, place = made_of._position(eps)
             by_parts, by_epsilon = made_of.gradient(made_of.evaluate(eps + shift)[2])
             return place - below, by_parts[0].losses.loss.sum(), by_parts[0].count, by_epsilon
 

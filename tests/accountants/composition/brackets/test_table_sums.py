@@ -175,12 +175,12 @@ def test_losses_beyond_the_reach_are_left_out_below_and_infinite_above():
     losses = split_monotone(discrete_pair(np.array(p) / 2.0**BITS, np.array(q) / 2.0**BITS).privacy_loss())
     exact = float(exact_delta([(p, q)] * 2, 0.3))
     some, every, none = (Table.from_losses(losses, 2, reach) for reach in ((-0.5, 0.5), EVERYWHERE, (50.0, 60.0)))
-    assert some.below > 0 < some.above
+    assert some.mass_below > 0 < some.mass_above
     low = [lower_sum([table], 1e-3, 3.0).delta(0.3, -1) for table in (none, some, every)]
     assert 0 == low[0] < low[1] < low[2] <= exact
     high = [upper_sum(table, 1e-3, 3.0, 0.3).delta(0.3, 1) for table in (some, every)]
     assert exact <= high[1] < high[0]
-    assert high[0] > 1 - (1 - some.above) ** 2
+    assert high[0] > 1 - (1 - some.mass_above) ** 2
 
 
 def test_infinite_losses_count():
