@@ -1,13 +1,13 @@
-"""Lower bounds of epsilon from what a release puts out, with a guaranteed error rate.
+"""Lower bounds of epsilon from the outputs of a release, with a guaranteed error rate.
 
 An audit can prove that a release is less private than it claims. It never proves that it is private.
 
-- ``audit`` draws outputs for two neighbouring inputs. An event is chosen on one half of the draws. On the other half
-  its probabilities are bounded by Clopper and Pearson (1934). By the definition of (eps, delta)-DP, eps is at least
-  log((P - delta)/Q). Events are sets of intervals of values and of the spacing of floats. So floating-point noise is
-  found by its low bits (Mironov 2012), and discrete outputs by their values.
-- ``audit_training`` needs one training run. Every canary is in the data with probability 1/2, and guesses from the
-  scores say which ones are (Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run").
+- ``audit`` draws outputs for two neighbouring inputs. It chooses an event on one half of the draws, and bounds its
+  probabilities P and Q on the other half (Clopper and Pearson 1934). By the definition of (eps, delta)-DP, eps is at
+  least log((P - delta)/Q). Events are sets of intervals of values, and of spacings of floats. They can detect
+  floating-point noise by its low bits (Mironov 2012), and discrete outputs by their values.
+- ``audit_training`` needs one training run. Every canary is in the data with probability 1/2, and the scores are used
+  to guess which canaries are included (Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run").
 """
 
 from __future__ import annotations

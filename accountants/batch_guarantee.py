@@ -1,4 +1,4 @@
-"""Guarantees of batches: of all entries together, about the same person, or of each about people of its own."""
+"""Guarantees of batches: of all entries together for the same people, or of each entry for different people."""
 
 from __future__ import annotations
 

@@ -2,13 +2,17 @@
 
     guarantee(mechanism).subsample(rate).repeat(n).compose(other)
 
-Neighbours are those of the mechanisms. For additive noise, and for bounded mechanisms with a sensitivity, they are
-datasets whose true values differ by at most the sensitivity in every report. For other mechanisms they are any two
-inputs. With ``subsample``, every report uses a Poisson sample of its own, and neighbours differ by one record that is
-added or removed, or by one that is replaced, as ``adjacency`` says.
+The neighbours of a guarantee are those of its mechanisms:
 
-Guarantees cover mechanisms that are fixed in advance; for budgets that are chosen adaptively see ``dpkernels.budgets``.
-They cover the reports of floating-point distributions in exact arithmetic, and those of exact samplers as they are.
+- For additive noise, and for bounded mechanisms with a sensitivity, neighbours are datasets whose true values differ by
+  at most the sensitivity in every report.
+- For other mechanisms, neighbours are any two inputs.
+- With ``subsample``, every report uses an independent Poisson sample, and neighbours differ by one record that is added
+  or removed, or by one that is replaced (``adjacency``).
+
+Guarantees are for mechanisms that are fixed in advance; ``dpkernels.budgets`` is for budgets that are chosen
+adaptively. The guarantee of a mechanism is for its distribution in exact arithmetic, and that of an exact sampler for
+its integers.
 """
 
 from __future__ import annotations

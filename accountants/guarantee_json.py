@@ -1,4 +1,4 @@
-"""Guarantees as JSON: frozen dataclasses are stored by name, numbers and arrays as they are."""
+"""Guarantees as JSON: frozen dataclasses are stored by name, numbers and arrays by value."""
 
 from __future__ import annotations
 

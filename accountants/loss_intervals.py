@@ -1,8 +1,8 @@
 """Masses of p and q between levels of the loss, as differences of tail probabilities at the roots of the loss.
 
-Nothing is integrated, so no bound on derivatives is needed. With the ``roundings`` c of the noise, a tail probability t
-is assumed to be right to c (1 + |log t|) roundings of itself, and a loss l to max(c, 64) (1 + |l|) roundings of 1
-(docs/proofs/brackets.md).
+No quadrature is used, so no bound on derivatives is needed. With c the ``roundings`` of the noise, a tail probability t
+is assumed to have an error of at most c (1 + |log t|) relative roundings, and a loss l an error of at most max(c, 64)
+(1 + |l|) roundings of 1 (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations

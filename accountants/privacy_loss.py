@@ -1,7 +1,7 @@
 """Privacy loss distributions: atoms and smooth pieces of the loss log p/q, and their algebra.
 
-Values are computed from outcomes: ``nodes`` turns smooth pieces into outcomes by quadrature. Rigorous bounds are
-computed from the pieces themselves (``composition.brackets``).
+Estimates use outcomes: ``nodes`` turns smooth pieces into outcomes by quadrature. Rigorous bounds use the pieces
+themselves (``composition.brackets``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Budget recycling (Jiang 2024): exact accounting, and releases on a sample.
 
-A kernel's noise N beyond theta is redrawn with probability q, with p_out = P(|N| > theta):
+A draw N of the kernel is redrawn with probability q if |N| > theta. With p_out = P(|N| > theta), the density is
 
     f(x) = K(x) w(x)/(1 - p_out q),   w = 1 on |x| <= theta, 1 - q outside.
 

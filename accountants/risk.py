@@ -1,16 +1,16 @@
-"""What a guarantee means as a risk: trade-off curves, attacks, beliefs, and the Gaussian guarantee next to it.
+"""Risks of a guarantee: trade-off curves, success rates of attacks, posteriors, and the closest Gaussian guarantee.
 
-An attacker sees everything that is released, knows all other records, and tests which of two neighbouring inputs it was
-computed from. All numbers bound the best such attack. Neighbours are those of the guarantee.
+An attacker sees all released values, knows all other records, and tests which of two neighbouring inputs was used. All
+numbers bound the best such attack. Neighbours are those of the guarantee.
 
 | risk | definition |
 |---|---|
 | ``trade_off(alpha)`` | the least type II error of a test with type I error alpha: f in f-DP (Dong, Roth, Su 2022) |
-| ``true_positive_rate(rate)`` | the largest share of members found where this share of others is taken for members |
+| ``true_positive_rate(rate)`` | the largest true positive rate of an attack with this false positive rate |
 | ``advantage()`` | the largest true positive rate minus false positive rate: total variation, delta(0) |
-| ``odds(delta)`` | a factor by which odds grow more with probability at most delta; e^epsilon if delta is 0 |
-| ``posterior(prior, delta)`` | a belief after the release that is exceeded with probability at most delta |
-| ``reconstruction(prior)`` | the largest success of a guess that succeeds with probability prior without the release |
+| ``odds(delta)`` | the growth factor of the odds, exceeded with probability at most delta; e^epsilon if delta is 0 |
+| ``posterior(prior, delta)`` | a posterior that is exceeded with probability at most delta |
+| ``reconstruction(prior)`` | the largest success rate of a guess that succeeds with rate prior without the release |
 | ``gaussian_mu()`` | the least mu of a Gaussian mechanism that is no more private, and how much less private it is |
 
 Reconstruction: Balle, Cherubin, Hayes (2022); Kaissis, Hayes, Ziller, Rueckert (2023). Gaussian: Gomez et al. (2025).

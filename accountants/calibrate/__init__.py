@@ -5,12 +5,11 @@ Noise scaled by c, over a shift D, has the profile of the noise over D/c,
     delta_c(eps; D) = delta_1(eps; D/c),
 
 and delta grows with the shift (Balle and Wang 2018 for the Gaussian). So one root, ``largest_shift``, calibrates the
-scale of any distribution. Where a length is fixed in addition to the scale (theta of budget recycling, the bound of a
-truncated Gaussian), delta is not monotone in the scale. Then the first scale from below that meets the target is used.
+scale of any distribution. If another length is fixed besides the scale (theta of budget recycling, the bound of a
+truncated Gaussian), delta is not monotone in the scale. The result is then the smallest scale that meets the target.
 
-The result meets its target as computed: delta(eps) <= delta, also after rounding. For several releases together the
-upper end of the rigorous bracket meets it. If the target is infeasible, plain numbers raise an error that gives what is
-feasible.
+The result meets its target also after rounding: delta(eps) <= delta. For several releases together, the upper end of
+the rigorous bracket meets it. If the target is infeasible, plain numbers raise an error that states a feasible target.
 
 The same functions work for plain numbers, ``jit``, ``vmap`` and ``grad``, except ``discrete_gaussian``,
 ``discrete_laplace`` and ``known_domain``, which take plain numbers only. JAX arguments give JAX values, with implicit

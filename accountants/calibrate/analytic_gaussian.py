@@ -4,8 +4,8 @@ With mu = D/sigma, x = eps/mu - mu/2 and y = eps/mu + mu/2,
 
     delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    d delta/d mu = phi(x),
 
-where M is Mills' ratio. Newton's method finds log mu. What rounding may add to delta, here and in the profiles that
-users get, is added to it, so that every one of them meets the budget.
+where M is Mills' ratio. Newton's method finds log mu. The computed delta includes a bound on the rounding errors, here
+and in the public privacy profiles, so that both meet the budget.
 """
 
 from __future__ import annotations

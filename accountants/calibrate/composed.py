@@ -1,7 +1,7 @@
 """Calibrate several releases together: the least noise, or the largest budget of each, for a target (epsilon, delta).
 
-Every equation of composed releases is solved for log mu, where mu is the ratio of sensitivity and sigma of the Gaussian
-noise with the same delta at eps,
+Every equation of composed releases is solved in terms of log mu. Here mu is the ratio of sensitivity to sigma of
+Gaussian noise with the same delta at eps,
 
     Phi(mu/2 - eps/mu) = delta:    mu = sqrt(z^2 + 2 eps) - z,    z = -Phi^-1(delta).
 

@@ -1,7 +1,7 @@
 """Limits of risks as targets of a calibration, instead of an epsilon and a delta (Kulynych, Gomez et al. 2024).
 
-Risks are compared by mu of the Gaussian guarantee that has them. If noise is proportional to e^t, log mu has a slope of
-about -1 in t, as in ``composed``.
+Each risk is converted to mu of the Gaussian guarantee with the same risk. If noise is proportional to e^t, log mu has a
+slope of about -1 in t, as in ``composed``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which batch scheme of a run needs the least noise for a target."""
+"""Comparison of batch schemes: the least noise of each scheme for a target (epsilon, delta)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Composition of mechanisms of which only the budgets are known, in closed form or by a short recursion.
+"""Composition of mechanisms with known budgets, in closed form or by a short recursion.
 
-Use it for mechanisms of other libraries; a mechanism whose density is known is accounted for more tightly by
-``accountants.guarantee``. docs/known_budgets.md says which function is for which statement.
+Use it for mechanisms of other libraries. If the density of a mechanism is known, ``accountants.guarantee`` returns a
+smaller cost. docs/known_budgets.md lists the functions.
 """
 
 from accountants.closed_forms.adaptive import AdaptiveBounds, adaptive_bracket, adaptive_delta, ordering_table

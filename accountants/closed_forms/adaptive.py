@@ -1,8 +1,10 @@
-"""Bounded-range and pure-DP mechanisms in a given order, each chosen after the outcomes before it.
+"""Adaptive composition of bounded-range and pure-DP mechanisms in a given order.
 
-Cesar & Rogers 2021, Lemma 5.1. Each mechanism is eps0-bounded-range (BR, see ``bounded_range``) or eps0-DP, for the
-neighbours for which that holds. With E = e^-eps0, q_t = (1 - e^(t - eps0))/(1 - E) and a = 1/(1 + E), the least delta
-at x that covers every adaptive choice is
+Each mechanism is chosen after the outcomes of earlier ones.
+
+Source: Cesar & Rogers 2021, Lemma 5.1. Each mechanism is eps0-bounded-range (BR, see ``bounded_range``) or eps0-DP for
+the same neighbours. With E = e^-eps0, q_t = (1 - e^(t - eps0))/(1 - E) and a = 1/(1 + E), the least delta at x that
+covers every adaptive choice is
 
     delta(none; x) = [1 - e^x]_+
     delta(BR, rest; x) = sup over 0 <= t <= eps0 of  q_t delta(rest; x - t) + (1 - q_t) delta(rest; x - t + eps0)
@@ -10,11 +12,11 @@ at x that covers every adaptive choice is
 
 Every delta(rest; .) is convex in y = e^x, so chords in y between grid nodes stay above it. On chords the supremum over
 t has a closed form in every cell (at t it is c + c1 e^t + c2 e^-t with c1, c2 <= 0), and it is never at a kink, since
-the function is convex. Tables of chords are upper bounds. An adversary whose t must be on the grid gives lower bounds.
-For each BR mechanism the two differ by O(h^2) more, h = eps0/cells.
+the function is convex. Tables of chords are upper bounds. An adversary who may only choose t on the grid gives lower
+bounds. Each BR mechanism adds O(h^2) to their difference, with h = eps0/cells.
 
-The upper bound is differentiable in eps0, with which the grid moves, and in eps. By the envelope theorem the derivative
-of a supremum is that of its argument at the best t held fixed; that t is searched without derivatives.
+The upper bound is differentiable in eps and in eps0, which determines the grid. By the envelope theorem, the derivative
+of a supremum is that of its argument at the fixed best t. The search for this t needs no derivatives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Composition of mechanisms of which only (eps, delta) is known; sound, with budgets rounded upwards.
+"""Composition of mechanisms with a known (eps, delta): sound, with results rounded upwards.
 
 Mechanisms of this package have a privacy profile, which is tighter: compose it with ``accountants.guarantee``.
 """

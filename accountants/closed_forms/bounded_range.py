@@ -1,11 +1,11 @@
-"""Bounded-range mechanisms: optimal non-adaptive composition with pure-DP ones, and the Renyi curve.
+"""Bounded-range mechanisms: optimal non-adaptive composition, also with pure-DP mechanisms, and the Renyi curve.
 
-A mechanism is eps0-bounded-range (BR) if for any neighbours its loss ln p(y)/q(y) lies in [t - eps0, t] for some t in
-[0, eps0], which may depend on them; the exponential mechanism is one. Such a mechanism is eps0-DP, and every eps0/2-DP
-mechanism is eps0-BR. The worst loss is t with probability q_t = (1 - e^(t - eps0))/(1 - E), else t - eps0; E = e^-eps0.
-Neighbours are those for which the mechanisms' eps0 holds.
+A mechanism is eps0-bounded-range (BR) if, for any neighbours, its loss ln p(y)/q(y) lies in [t - eps0, t] for some t in
+[0, eps0], which may depend on the neighbours. An example is the exponential mechanism. A BR mechanism is eps0-DP, and
+every eps0/2-DP mechanism is eps0-BR. The worst loss is t with probability q_t = (1 - e^(t - eps0))/(1 - E), and
+otherwise t - eps0, with E = e^-eps0. Neighbours are as in the definition of eps0.
 
-Functions take NumPy arrays (float64) or JAX ones (in their precision), broadcast, and have derivatives. Deltas are
+Functions take NumPy arrays (float64) or JAX arrays (in their precision), broadcast, and have derivatives. Deltas are
 rounded upwards, by parts in 10^15 times the number of mechanisms, down to 1e-300.
 """
 

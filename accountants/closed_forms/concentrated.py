@@ -1,8 +1,8 @@
 """Concentrated differential privacy (zCDP), and the set-wise bound for mixed kinds of mechanisms.
 
 rho-zCDP (Bun & Steinke 2016) bounds the Renyi divergence of every order alpha > 1 between neighbours by alpha rho. With
-``leak`` = d it is d-approximate: the bound holds given events of probability at least 1 - d under both neighbours.
-Neighbours are those for which the mechanism's sensitivity holds. Under adaptive composition rho adds up. Functions
+``leak`` = d the guarantee is d-approximate: the bound holds given events of probability at least 1 - d under both
+neighbours. Neighbours are as in the definition of the sensitivity. Under adaptive composition rho adds up. Functions
 broadcast. Rounding changes the results by parts in 10^12, in either direction.
 """
 

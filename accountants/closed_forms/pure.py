@@ -1,7 +1,7 @@
 """Optimal composition of pure-DP mechanisms.
 
-The worst loss of an eps0-DP mechanism is that of randomised response: +eps0 with probability 1/(1 + e^-eps0), else
--eps0. Neighbours are those for which the mechanisms' eps0 holds.
+The worst loss of an eps0-DP mechanism is that of randomised response: +eps0 with probability 1/(1 + e^-eps0), and
+otherwise -eps0. Neighbours are as in the definition of eps0.
 
 ``pure_delta`` and ``pure_epsilon`` take NumPy arrays (float64) or JAX ones (in their precision: float32 has three
 digits for k = 10^4), broadcast, and are differentiable in all but k. They are rounded upwards: a delta is at most a few

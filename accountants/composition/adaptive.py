@@ -1,13 +1,13 @@
-"""Releases of noise that is not even, whose neighbours may move in either direction, release by release.
+"""Composition of asymmetric noise, if neighbours may differ in another direction in every release.
 
 An adversary who sees all earlier values chooses the direction of every release. Let H(t) be the profile of one release
-in one direction, p its losses, and V_k(s) the largest delta at eps = s of k releases. Then
+in one direction, p the distribution of its losses l, and V_k(s) the largest delta at eps = s of k releases. Then
 
     V_0(s) = max(0, 1 - e^s),    V_k(s) = max over directions of  E_p V_(k-1)(s - l).
 
-Every V_k falls and is convex in e^s, so that V_k rises with the profiles H at all t > 0. Both are bounded on a grid of
-losses: H from above by chords between its values, and from below by the chords lowered to tangents. All terms are
-positive, so that small deltas keep their digits.
+Every V_k decreases in s and is convex in e^s, so V_k increases with the profiles H at all t > 0. Both are bounded on a
+grid of losses: H from above by chords between its values, and from below by the same chords, lowered to tangents. All
+terms are positive, so small deltas keep their relative accuracy.
 """
 
 from __future__ import annotations

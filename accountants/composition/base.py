@@ -1,4 +1,4 @@
-"""Methods of composition, and the privacy profiles that they give: delta for finite losses, its gradient, its root."""
+"""The interfaces of a method of composition, and of the privacy profile that it returns."""
 
 from __future__ import annotations
 

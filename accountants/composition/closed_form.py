@@ -1,4 +1,4 @@
-"""Rigorous bounds by a formula, such as those of one release: its profile, rounded upwards, and its lower bound."""
+"""Rigorous bounds in closed form, such as the privacy profile of one release, rounded upwards and downwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The losses of one neighbour direction, and the tilt with which they are composed.
 
-Numbers that decide only the precision, such as the tilt, are found with ``coarse`` losses where these are known: the
-same losses with fewer nodes.
+Numbers that affect only the precision, such as the tilt, are computed from ``coarse`` losses if these are known: the
+same losses with fewer quadrature nodes.
 """
 
 from __future__ import annotations

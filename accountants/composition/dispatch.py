@@ -1,9 +1,9 @@
 """Delta at eps and eps at delta of composed releases, by the first method that applies.
 
-One release has its exact profile, and few joint outcomes are enumerated (``outcomes``). Of others, every neighbour
-direction is composed by the first of ``METHODS`` that applies. Plain numbers are evaluated by NumPy, and JAX numbers by
-the same functions, compiled. Derivatives of JAX numbers are implicit: they are those of delta at the root, in the
-neighbour direction that has the largest value.
+One release has an exact profile, and few joint outcomes are enumerated (``outcomes``). In all other cases, every
+neighbour direction is composed by the first of ``METHODS`` that applies. NumPy evaluates plain numbers. JAX numbers use
+the same functions, compiled. Derivatives of JAX numbers follow by the implicit rule from those of delta at the root, in
+the neighbour direction with the largest value.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Composition by the fast Fourier transform (FFT) on a grid: a number and a gradient at every count. It always applies.
+"""Composition by the fast Fourier transform (FFT) on a grid, with gradients, for any mechanism and number of releases.
 
 The tilted losses of one release are distributed on a grid that contains its heaviest atoms (see ``interpolation``). The
-n-th power of their transform is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
+n-th power of their transform is that of n releases. With g the masses of the sum S, tilted by e^(c S), at the grid
+points s_k,
 
     delta(eps) = e^(K(c) - c eps) sum over s_k > eps of g_k e^(-c x) (1 - e^-x),    x = s_k - eps,
 
-which is exact where S has atoms on the grid only. Without these atoms, and without outcomes crowded next to them, the
-masses are smooth on the scale of h. For smooth masses the sum is a quadrature of a function with a kink at eps, which
-the Euler-Maclaurin formula corrects. The result then varies with eps, and with every parameter, as the true value does.
+which is exact if S has only atoms on the grid. All other masses, except for outcomes very close to an atom, are smooth
+on the scale of h. For smooth masses the sum is a quadrature of a function with a kink at eps, which the Euler-Maclaurin
+formula corrects. The result then varies with eps, and with every parameter, as the true value does.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Composition of Gaussian mechanisms in closed form.
 
-n of them compose to one with mu^2 = sum of n_i mu_i^2, where mu = D/sigma. With x = eps/mu - mu/2 and
-y = eps/mu + mu/2,
+Gaussian mechanisms compose to one Gaussian mechanism with mu^2 = sum of n_i mu_i^2, where mu = D/sigma. With x = eps/mu
+- mu/2 and y = eps/mu + mu/2,
 
     delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    M(z) = int_0^inf e^(-z t - t^2/2) dt,
     d delta/d eps = -phi(x) M(y),    d delta/d mu = phi(x).
 
-M is Mills' ratio. Where x and y are close, the difference is taken under the integral, so that no digits are lost.
-phi(x) enters by its logarithm, so that neither a large eps nor a small delta overflows or underflows.
+M is Mills' ratio. If x and y are close, the difference is taken under the integral, so that no digits are lost. phi(x)
+is used by its logarithm, so that neither a large eps nor a small delta overflows or underflows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Composition of releases whose finite losses do not add up to the eps of interest: only infinite ones count."""
+"""Composition of releases whose finite losses cannot exceed the eps of interest, so that only infinite losses count."""
 
 from __future__ import annotations
 

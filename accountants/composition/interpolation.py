@@ -1,4 +1,4 @@
-"""Privacy losses on a grid: masses at grid points that integrate smooth functions of the loss as the losses do.
+"""Privacy losses on a grid: masses at grid points that give smooth functions of the loss the same expectation.
 
 An outcome of loss l is distributed over the six grid points around it with the weights of Lagrange interpolation, for
 smooth f with an error of h^6 f^(6). The weights of linear interpolation connect the dots (Doroshenko 2022), with an

@@ -1,4 +1,4 @@
-"""The numbers of a pytree that move, and derivatives of functions in them."""
+"""The numbers of a pytree that can be differentiated, and derivatives of functions in them."""
 
 from __future__ import annotations
 

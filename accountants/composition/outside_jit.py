@@ -1,8 +1,8 @@
 """Values and derivatives of JAX numbers outside ``jit``, without compiling the composition.
 
-Outside ``jit`` a JAX number has a value when a rule of differentiation runs, also under ``grad``, ``vmap`` and
-``jacfwd``. NumPy then computes the composed value, the same one as inside ``jit``, and the derivatives of delta in the
-masses p and the losses l that are composed. JAX differentiates only the map from the parameters to these losses:
+Outside ``jit``, also under ``grad``, ``vmap`` and ``jacfwd``, a JAX number has a value when a differentiation rule
+runs. NumPy then computes the composed value, which is the same as inside ``jit``, and the derivatives of delta in the
+composed masses p and losses l. JAX differentiates only the map from the parameters to these losses:
 
     d delta = sum of (d delta/d p) dp + (d delta/d l) dl + (d delta/d eps) d eps,    d eps = -d delta/(d delta/d eps).
 

@@ -4,9 +4,10 @@ With l = log p/q and an order a = 1 + c, the moment E_q e^(a l) is 1 + E_q g(l),
 
     g(l) = e^(a l) - 1 - a (e^l - 1)
 
-is not negative, so that small divergences keep their digits. The largest terms may be far out in the tails of p and q,
-near the order times the shift. They are found by halving panels in logarithms, until neither the error of any panel's
-quadrature nor, where its integral is not known, an extrapolation of the integrand is more than negligible.
+is not negative, so that small divergences keep their relative accuracy. The largest terms may be far out in the tails
+of p and q, near the order times the shift. Adaptive quadrature finds them: it halves panels on a logarithmic scale
+until the error of every panel is negligible, and so is, if the integral of the tail is not known, an extrapolation of
+the integrand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Composition of few releases with smooth losses on Poisson samples, from samples of their densities on a grid.
 
-With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
-divergence. Samples of the loss density at the grid points are not.
+With few releases, quadrature nodes that are further apart than the step cause an error at the kink of the hockey-stick
+divergence. Samples of the loss density at the grid points do not.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ With l the privacy loss under p, the cumulant generating function of n independe
 
     K(c) = n log E_p exp(c l).
 
-At the saddle point, K'(c) = eps + 1/c + 1/(1 + c), the mean of the sum tilted by e^(c l) is next to eps, so that sums
-computed there keep their relative accuracy far out in the tail. Other tilts give the same values with fewer digits.
+At the saddle point, K'(c) = eps + 1/c + 1/(1 + c), the mean of the sum tilted by e^(c l) is close to eps, so that the
+computed sums keep their relative accuracy far out in the tail. Other tilts give the same values with fewer digits.
 """
 
 from __future__ import annotations

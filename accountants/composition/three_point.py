@@ -1,15 +1,16 @@
 """Composition of losses with three values by enumeration of the relevant counts.
 
-It is exact up to rounding, also for samples, whose losses fit no grid. Of n releases, let a have the lightest loss, and
-let b have the larger and m - b the smaller of the other two losses, m = n - a. For every a, the sum of losses exceeds
-eps for all b from some E on. With P(a, b) the probability of these counts and t = p_b/(p_b + p_c),
+The method is exact up to rounding, also for samples, whose losses fit no grid. Of n releases, let a have the loss with
+the smallest probability, b the larger and m - b the smaller of the other two losses, with m = n - a. For every a there
+is an E such that the sum of losses exceeds eps for all b >= E. With P(a, b) the probability of these counts and t =
+p_b/(p_b + p_c),
 
     delta(eps) = sum over a of P_n(a) T_p - e^eps Q_n(a) T_q,    T = P(b >= E | a) = I_t(E, m - E + 1),
     P_n(a) T = P(a, E) E int_0^inf e^-phi(v) dv,    phi(v) = E v - (m - E) log((1 - t e^-v)/(1 - t)),
 
-where E >= m t, so that phi is convex and rises. For a smaller E the same formulas are used for b < E. Derivatives are
-sums of counts. The derivative in the mass of an outcome is its count over that mass; in its loss it is e^eps times its
-count under q, where
+where E >= m t, so that phi is convex and increases. For a smaller E the same formulas are used for b < E. Derivatives
+are expected counts. The derivative in the mass of an outcome is its expected count divided by this mass. The derivative
+in its loss is e^eps times its expected count under q, where
 
     P_n(a) E[b; b >= E | a] = P_n(a) T m t + (1 - t) E P(a, E).
 """

@@ -1,16 +1,16 @@
-"""Trade-off curves: the least type II error of any test between neighbours, at every type I error.
+"""Trade-off curves: the least type II error of any test between neighbours, as a function of the type I error.
 
-By its privacy profile a guarantee bounds the errors (a, b) of any test, in both neighbour directions, by two lines for
+The privacy profile of a guarantee bounds the errors (a, b) of any test, in both neighbour directions, by two lines for
 each eps >= 0:
 
     b >= 1 - delta(eps) - e^eps a,    b >= e^-eps (1 - delta(eps) - a).
 
-Their supremum f is the trade-off curve of the guarantee. It is convex, falls, and is its own inverse, because the two
-lines of one eps are mirror images. The first kind decides where f(a) >= a, the second where f(a) <= a.
+Their supremum f is the trade-off curve of the guarantee. It is convex, decreasing and its own inverse, because the two
+lines of one eps are mirror images. The first line is active where f(a) >= a, and the second where f(a) <= a.
 
-- Below: lines from upper bounds of delta, at any eps.
-- Above: delta is convex in t = e^eps. So delta + t a is convex in t, and (1 - delta - a)/t is concave in 1/t. Values at
-  some points, continued as chords, bound the extremum over all eps.
+- Lower bound: the lines from upper bounds of delta, at any eps.
+- Upper bound: delta is convex in t = e^eps. So delta + t a is convex in t, and (1 - delta - a)/t is concave in 1/t.
+  Chords through values at some points, extended beyond them, bound the extremum over all eps.
 
 Proofs: docs/proofs/trade_off.md.
 """

@@ -1,4 +1,4 @@
-"""The dominating pair of additive noise: a distribution, and the same distribution a distance further on."""
+"""The dominating pair of additive noise: a distribution, and the same distribution shifted by the sensitivity."""
 
 from __future__ import annotations
 

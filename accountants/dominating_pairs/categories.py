@@ -1,8 +1,8 @@
-"""The dominating pairs of mechanisms for categories: the reports of any two categories, which are all alike.
+"""The dominating pair of a mechanism for categories, which is the same for any two categories.
 
-Of two categories a report supports the first one alone, the second one alone, or both or none of them. Its probability
-depends on the first two cases only, so three outcomes are enough. Under the first category they have the probabilities
-own, 1 - own - other and other, and under the second one these in the opposite order.
+A report supports only the first of two categories, only the second, or both or neither of them. In the last case its
+probability is the same for both categories, so three outcomes are enough. Under the first category they have the
+probabilities own, 1 - own - other and other, and under the second category the reverse.
 """
 
 from __future__ import annotations

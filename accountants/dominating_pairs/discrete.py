@@ -1,4 +1,4 @@
-"""Dominating pairs on finitely many reports: weight tables, randomised response, mechanisms given row by row."""
+"""Dominating pairs with finitely many reports: integer tables, randomised response, and explicit probabilities."""
 
 from __future__ import annotations
 

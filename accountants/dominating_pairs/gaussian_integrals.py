@@ -1,6 +1,6 @@
 """Hockey-stick divergences of Gaussian densities without cancellation, rounded upwards.
 
-Where p is a Gaussian and the loss rises with slope a towards the upper end, in units of sigma,
+If p is a Gaussian and the loss increases with slope a towards the upper end, in units of sigma,
 
     gain(start, width, a, lead) = integral over 0 < t < width of  phi(start + t) (1 - e^-(lead + a t)) dt,
 
@@ -8,9 +8,9 @@ where lead >= 0 is the loss at the start minus eps. The integral is a difference
 
     Phi[start, start + width] - e^(a (start + a/2) - lead) Phi[start + a, start + a + width],
 
-which cancels where the loss hardly exceeds eps, as with noise much wider than the sensitivity. There the integral is
-computed as a sum of positive terms, by Gauss-Legendre quadrature on the part of the interval that is not negligible.
-NumPy arrays are evaluated in float64, JAX arrays in their type.
+which cancels if the loss hardly exceeds eps, as with noise much wider than the sensitivity. In this case the integral
+is a sum of positive terms, by Gauss-Legendre quadrature on the part of the interval that is not negligible. NumPy
+arrays are evaluated in float64, JAX arrays in their type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The maximum of the profiles of a pair and of its mirror, for noise that is not even and shifts of any sign."""
+"""The maximum of the profiles of a pair and of its mirror, for asymmetric noise and shifts of any sign."""
 
 from __future__ import annotations
 

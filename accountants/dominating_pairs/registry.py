@@ -2,7 +2,7 @@
 
     delta(eps) = max over pairs of  integral max(0, p(y) - e^eps q(y)) dy,    eps >= 0.
 
-Where a pair and its mirror (q and p exchanged) have the same profile, only one of them is listed. Proofs:
+If a pair and its mirror (q and p exchanged) have the same profile, only one of them is listed. Proofs:
 docs/proofs/worst_pairs.md.
 """
 

@@ -1,11 +1,11 @@
-"""Reports on Poisson samples whose neighbours replace one record by another.
+"""Reports on Poisson samples, if neighbouring datasets replace one record by another.
 
-Given the rest of a sample, which shifts all three distributions alike, a report has the density f without the record,
-and with one or the other record, each in the sample with probability r, the density
+Fix the other records of the sample, which shift all distributions alike. Let f be the density of a report without the
+record. If the record, with value a or b, is in the sample with probability r, the report has the density
 
     p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D.
 
-For noise with f even and falling from 0, (a, b) = (D, -D) is the worst case at every eps >= 0. At rate 1 this is noise
+If f is even and decreases away from 0, (a, b) = (D, -D) is the worst case at every eps >= 0. At rate 1 this is noise
 shifted by 2 D. For bounded mechanisms without a sensitivity, with any three inputs and e^eps' = 1 + r (e^eps - 1),
 delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018). The samples of the dominating
 pair attain this bound. Proofs: docs/proofs/worst_pairs.md.

@@ -1,4 +1,4 @@
-"""One release on a Poisson sample: the pair of one record added or removed, and its profile from that on all data."""
+"""One release on a Poisson sample: the dominating pair for one record added or removed, and its privacy profile."""
 
 from __future__ import annotations
 

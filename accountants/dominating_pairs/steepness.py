@@ -1,4 +1,4 @@
-"""A check of the bound from which brackets are proven, against sampled derivatives of the density."""
+"""A check of ``steepness``, the bound that brackets rely on, against sampled derivatives of the density."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dominating pair of a windowed mechanism: two densities on the same reports, each with its own window."""
+"""The dominating pair of a windowed mechanism: two densities with the same base and different windows."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Counts and the largest of them (Cesar & Rogers 2021, section 6): privacy cost, least noise, and release of the top k.
+"""Noisy counts and the top k (Cesar & Rogers 2021, section 6): privacy cost, least noise, and release.
 
 Unless a function says otherwise, neighbours differ in at most D0 counts (l0 sensitivity), by at most Dinf each (linf
 sensitivity). ``delta`` is in (0, 1), and numbers of counts are in 1..10^6.
 
-Guarantees are those of the distributions of noise in real arithmetic. Discovery is sampled exactly
-(``dpkernels.exact.choice``), and counts are released by ``perturb``, from integer tables close to the distributions.
-Laplace noise is charged by the claim that ``perturb`` certifies, so its tables are covered. For Gaussian noise,
-truncated or not, the difference between a table and its distribution is not covered. Timing and other side channels are
-not covered either.
+Guarantees are for the distributions of noise in real arithmetic. The selection of items is sampled exactly
+(``dpkernels.exact.selection``), and ``perturb`` releases the counts from integer tables close to the distributions. The
+charge for Laplace noise is the certified one, so it covers the tables. For Gaussian noise, truncated or not, the
+difference between a table and its distribution is not covered. Timing and other side channels are not covered.
 """
 
 from accountants.histograms.guarantees import (

@@ -1,6 +1,6 @@
-"""An accountant for the events of dp_accounting, by the privacy profiles of this package; extra ``dp-accounting``.
+"""An accountant for the events of dp_accounting that uses the privacy profiles of this package.
 
-An event is accounted if its privacy loss distribution is known, under the accountant's neighbouring relation:
+Install the extra ``dp-accounting``. The supported events depend on the neighbouring relation of the accountant:
 
     event                                         add/remove, replace-special        replace-one
     Gaussian                                      yes                                yes, twice the distance
@@ -16,8 +16,9 @@ An event is accounted if its privacy loss distribution is known, under the accou
     fixed-size sample of noise                    no                                 yes, as an upper bound
     no-op, non-private, composed, self-composed   yes                                yes
 
-Everything else raises ``dp_accounting.UnsupportedEventError``. A Gaussian mechanism on a Poisson sample, with one of
-its records replaced, is worst for two records of opposite vectors of the largest norm; see docs/proofs/worst_pairs.md.
+All other events raise ``dp_accounting.UnsupportedEventError``. For a Gaussian mechanism on a Poisson sample with one
+record replaced, the worst case is two records with opposite vectors of the largest norm; see
+docs/proofs/worst_pairs.md.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ system.
 
 The privacy maps hold for the integers that are sampled.
 
-* A bounded mechanism is eps-DP for any two records, where eps is the certificate's, rounded up.
-* For additive noise on one value, inputs d_in apart are read as at most ``ceil(ceil(d_in/g)/M)`` cells apart (see
-  docs/proofs/noise_tables.md). The map is the upper end of the bracket of the table against itself, shifted by
-  these cells, at a fixed delta, rounded up.
-* For vectors the certificate's (epsilon, delta) is for vectors D apart. Vectors d_in apart are linked by
-  ``k = ceil(d_in/D)`` such steps, so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``. On a
-  lattice the vectors on the way must be on it, so that D is rounded down to it and l2 distances above D have no map.
+* A bounded mechanism is eps-DP for any two records, where eps is that of the certificate, rounded up.
+* For additive noise on one value, inputs at distance d_in are at most ``ceil(ceil(d_in/g)/M)`` cells apart after
+  rounding (see docs/proofs/noise_tables.md). The map is the upper end of the bracket for the table and the table
+  shifted by these cells, at a fixed delta, rounded up.
+* For vectors, the (epsilon, delta) of the certificate is for vectors at distance D. Vectors at distance d_in are
+  connected by ``k = ceil(d_in/D)`` such steps, so the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon -
+  1))``. On a lattice, the intermediate vectors must be on the lattice, so D is rounded down to it, and l2 distances
+  above D have no map.
 """
 
 from __future__ import annotations

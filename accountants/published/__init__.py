@@ -1,1 +1,1 @@
-"""The sources' own formulas and searches, for comparison only; the first line of each says whether it is sound."""
+"""Published formulas and searches, for comparison only. The first line of each docstring says whether it is sound."""

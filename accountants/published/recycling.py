@@ -1,13 +1,13 @@
 """Budget recycling as published (Jiang 2024), to reproduce the source; mostly **not sound**.
 
-The published profile treats the kernel's loss and the recycling loss as independent. They are not: it is far too
-pessimistic for theta below about 2 sigma, and **unsound** above about 2.5 sigma. ``python -m benchmarks.recycling``
-compares acceptances and deltas.
+The published profile assumes that the loss of the kernel and the loss of recycling are independent, which is wrong. The
+profile is far too pessimistic for theta below about 2 sigma, and **unsound** above about 2.5 sigma. ``python -m
+benchmarks.recycling`` compares acceptances and deltas.
 
-At eps 3, D = 1, theta = 5 and a Gaussian kernel for (2.7, 1e-5), Algorithm 1's q has 123 times the delta asked for.
-With Laplace kernels and theta = 1 Algorithm 2's choice has 2 to 4 times it at eps up to 4 and D up to 5, and 18 times
-at eps 6 and D = 20. Do not set a budget by these functions: ``accountants.recycling`` and ``accountants.calibrate``
-account exactly.
+At eps 3, D = 1, theta = 5 and a Gaussian kernel for (2.7, 1e-5), the q of Algorithm 1 has 123 times the requested
+delta. With Laplace kernels and theta = 1, the choice of Algorithm 2 has 2 to 4 times the requested delta at eps up to 4
+and D up to 5, and 18 times at eps 6 and D = 20. Do not choose a budget with these functions: ``accountants.recycling``
+and ``accountants.calibrate`` account exactly.
 """
 
 from __future__ import annotations

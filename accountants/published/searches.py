@@ -1,7 +1,7 @@
-"""The sources' own searches and choices of parameters, for comparison with ``tune``.
+"""Published searches and choices of parameters, for comparison with ``tune``.
 
-They are reproduced as searches: which points they try, in which order, and what they keep. What they try is evaluated
-as the gradient method evaluates it, and what they keep is certified by the same accountant, which may refuse it.
+The searches try the same points in the same order as the published algorithms. They evaluate each point with the
+functions of ``tune``, and the same accountant certifies the result, or refuses it.
 """
 
 from __future__ import annotations

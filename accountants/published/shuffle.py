@@ -1,4 +1,4 @@
-"""Earlier bounds of shuffled reports, for comparison: sound, and never below ``accountants.shuffled``."""
+"""Published bounds for shuffled reports, for comparison: sound, and never below ``accountants.shuffled``."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Upper bounds of a guarantee by its Renyi divergences, where grids have too many points or leave out too much.
+"""Upper bounds of a guarantee by its Renyi divergences, for cases in which a grid is too large or too inaccurate.
 
-Divergences add up, need no grid, and leave out no mass. For every order a = 1 + c the divergence R_a of all releases
-gives (Canonne, Kamath & Steinke 2020, Proposition 12)
+Renyi divergences add up under composition, need no grid and truncate no mass. For every order a = 1 + c, the divergence
+R_a of all releases gives (Canonne, Kamath & Steinke 2020, Proposition 12)
 
     log delta = c (R_a - eps) + c log(1 - 1/a) - log a.
 
-Every order is valid. The best one is searched for by the precise divergences of ``renyi``, whose integrals are not
-proven. The divergence of the best order is then bounded: Gaussian noise has closed forms, and the moment of other
-losses is that of masses on a grid that dominate them.
+Every order is valid. The best order is found with the divergences of ``renyi``, which are precise but not rigorous. The
+divergence of this order is then bounded: in closed form for Gaussian noise, and by masses on a grid that dominate the
+losses for other noise.
 """
 
 from __future__ import annotations

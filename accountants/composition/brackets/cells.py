@@ -1,8 +1,8 @@
 """A privacy loss distribution on a grid: masses of half cells, from which rigorous bounds are computed.
 
-All numbers are NumPy float64. Smooth pieces are split into parts with a monotone loss, which can be cut where the loss
-is on the grid. Masses under p and q are differences of tail probabilities where these are known, and else integrals of
-smooth functions between such points, exact up to rounding (docs/proofs/brackets.md).
+All numbers are NumPy float64. Smooth pieces are split into parts with a monotone loss, which are cut at the grid points
+of the loss. Masses under p and q are differences of tail probabilities if these are known, and otherwise integrals of
+smooth functions between the cuts, exact up to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 - One release: its profile (``closed_form``).
 - Gaussian noise alone, any number of releases: closed form (``gaussian``).
 - Few joint outcomes: enumeration (``outcomes``).
-- Noise that is not even: dynamic programming over the directions of a neighbour (``adaptive``), where it has a bracket.
-- All others: ``grid.GridBracket``, by privacy loss distributions on a grid; by Renyi divergences where those are wide.
+- Asymmetric noise: dynamic programming over the directions of a neighbour (``adaptive``), if it returns a bracket.
+- All others: ``grid.GridBracket``, by privacy loss distributions on a grid, or by Renyi divergences if the former is
+  wide.
 
-From the sum of all releases' largest losses on, delta is 0.
+If epsilon is at least the sum of the largest losses of all releases, delta is 0.
 """
 
 from __future__ import annotations

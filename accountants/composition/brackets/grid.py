@@ -1,8 +1,8 @@
 """Rigorous brackets of composed guarantees.
 
-All Gaussian noise counts as one release. Losses are put on a grid, in convex order (``masses``), and summed by
-FFT, with every error included (``sums``). The grid's step follows from the variance of the sum, and its reach from the
-tails. Mass that is left out counts as infinite loss in the upper bound, and as no mass in the lower bound. Proofs:
+All Gaussian noise counts as one release. Losses are rounded to a grid in convex order (``masses``), and summed by FFT,
+including all errors (``sums``). The step of the grid follows from the variance of the sum, and its range from the
+tails. Mass outside the range counts as infinite loss in the upper bound, and as no mass in the lower bound. Proofs:
 docs/proofs/brackets.md and docs/proofs/sums.md.
 """
 

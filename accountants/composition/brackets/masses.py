@@ -1,11 +1,15 @@
-"""Bounds of one report on a grid: masses that dominate a pair, or that it dominates, in convex order of R = p/q.
+"""Bounds of one report on a grid: masses above and below a dominating pair in the convex order of R = p/q.
 
-Under q, R has the law of a martingale's end. To spread the R of a cell over both ends of the cell, with its mean kept,
-is a mean-preserving spread, and increases every hockey-stick divergence ("connect the dots", Doroshenko 2022). To
-gather outcomes into groups is a contraction, and decreases it. Both keep this order when reports are composed, and both
-are off by the square of the step. Proofs: docs/proofs/brackets.md.
+Under q, R has mean 1. Two operations move it to a grid:
 
-Masses are under p. They may be tilted, by a factor e^(c l): those of a cell then are relative to the factor at its
+- A mean-preserving spread splits the R of a cell between both ends of the cell. It increases every hockey-stick
+  divergence ("connect the dots", Doroshenko 2022).
+- A contraction gathers outcomes into groups. It decreases every hockey-stick divergence.
+
+Composition preserves both orders. The error of both operations is proportional to the square of the step. Proofs:
+docs/proofs/brackets.md.
+
+Masses are under p. They may be tilted by a factor e^(c l). The masses of a cell are then relative to the factor at its
 lower end, and ``growth`` is e^(c h).
 """
 

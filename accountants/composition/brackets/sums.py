@@ -1,13 +1,13 @@
 """Distributions of sums of independent losses on grids, with bounds on every error of their computation.
 
-Sums are computed by FFT of the masses tilted by e^(c l), where c is the saddle point for the eps or delta in question.
-Many reports are composed in stages. The sum of 25 reports is put on a grid of 5 steps, by a spread for an upper bound
-and by a contraction for a lower one, and counts as one report of the next stage. Each stage adds as much to the
-variance of the sum as the first grid does, and no stage needs many points. Rare large losses wait for the last grid:
-the sum is a mixture over their number.
+Sums are computed by FFT of the masses tilted by e^(c l), where c is the saddle point for the required eps or delta.
+Many reports are composed in stages. The sum of 25 reports is moved to a grid with a step 5 times as large, by a spread
+for an upper bound and by a contraction for a lower bound. It then counts as one report of the next stage. Each stage
+adds as much to the variance of the sum as the first grid, and no stage needs many points. Rare large losses are added
+on the last grid: the sum is a mixture over their number.
 
-The bounds contain what wraps around a grid (Chernoff), the floating-point error of all transforms (Higham 2002, section
-24.1), and all other roundings. Proofs: docs/proofs/sums.md.
+The bounds include the mass that wraps around a grid (by Chernoff's bound), the floating-point error of all transforms
+(Higham 2002, section 24.1), and all other rounding errors. Proofs: docs/proofs/sums.md.
 """
 
 from __future__ import annotations

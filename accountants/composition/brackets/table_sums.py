@@ -1,13 +1,13 @@
-"""Lower bounds of sums of tables' losses, from masses that are spread over the ends of cells.
+"""Lower bounds of sums of the losses of tables, from masses that are spread over the ends of cells.
 
-A table's losses may be further apart than the points of a grid. Then no groups of neighbouring losses have their means
-on the grid, and a contraction lowers every loss to the point below it. A spread keeps all means, and what it adds to
-delta at eps is bounded: with S the sum of all losses, S' that of the spread ones and m = e^(eps - S), e^(eps - S') is
-m W with E W = 1 and a variance of W that is known. So no more is added than the mean of a bump around eps,
+The losses of a table may be further apart than the points of a grid. A contraction then cannot form groups whose means
+are on the grid, and lowers every loss to the next grid point. A spread keeps all means, and its effect on delta at eps
+is bounded. Let S be the sum of all losses, S' the sum of the spread losses, and m = e^(eps - S). Then e^(eps - S') = m
+W, with E W = 1 and a known variance of W. So the spread adds at most the mean of a bump around eps,
 
     rho^2 / sqrt(2 (rho^2 + (1 - e^(eps - S'))^2))    for |S' - eps| <= 2 r,    else 0.
 
-Sums of losses that all are on the grid are not spread at all. Proof: docs/proofs/brackets.md.
+Sums of losses that are all on the grid are not spread. Proof: docs/proofs/brackets.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Profiles and privacy losses of a density and the same density shifted, by the form of the density."""
+"""Privacy profiles and privacy losses of additive noise: one file for each form of density."""

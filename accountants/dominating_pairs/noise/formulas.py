@@ -1,7 +1,7 @@
 """The profile and the privacy loss of any noise, p = f and q = f(. - D), with l = log p - log q.
 
-Where the loss is monotone between known points, the profile is exact: on each piece {l > eps} is an interval, whose end
-is a root.
+If the loss is monotone between known points, the profile is exact: on each piece, {l > eps} is an interval that ends at
+a root.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Noise with a log density that is a polynomial of degree 2 at most between knots, as Laplace or Gaussian noise.
 
-There l(x) = l(x0) + slope (x - x0) between the knots of f and of its shift, and what does not depend on eps is computed
-once.
+The loss is then l(x) = l(x0) + slope (x - x0) between the knots of f and of its shift. Terms that do not depend on eps
+are computed once.
 """
 
 from __future__ import annotations
