@@ -1,8 +1,8 @@
-"""Batches: the same class with arrays for parameters is several mechanisms, distributions or shapes.
+"""Batches: several mechanisms, distributions or shapes in one object, whose parameters are arrays.
 
-Arrays of parameters broadcast to one ``batch_shape``, and a single object has the shape (). Values x have the shape
-(..., *batch_shape). Formulas broadcast, so that none knows the difference; ``each_entry`` evaluates the others. Under
-``jax.vmap`` over a batch, a function sees single objects.
+Arrays of parameters broadcast to one ``batch_shape``; a single object has the shape (). Values x have the shape (...,
+*batch_shape). Most formulas broadcast, so they work for batches without a change; ``each_entry`` evaluates the others.
+Under ``jax.vmap`` over a batch, a function receives single objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading of JSON from untrusted sources: whatever is too large or of the wrong type is a ValueError."""
+"""Reading of JSON from untrusted sources: data that are too large or of the wrong type raise a ValueError."""
 
 from __future__ import annotations
 

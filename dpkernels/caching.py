@@ -1,4 +1,4 @@
-"""A cache that is bounded by the memory of what it holds, and an estimate of that memory."""
+"""A cache with a limit on the memory of its entries, and an estimate of that memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as decimals: the shortest that print a float, and rounded ones for people."""
+"""Decimals: the shortest decimal that represents a float, and rounded decimals for people."""
 
 from __future__ import annotations
 

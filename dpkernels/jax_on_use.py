@@ -1,9 +1,9 @@
-"""JAX for this package's modules: imported at once, or in a process of the command when it is first used.
+"""Import of JAX: immediate, or in a process of the command when JAX is first used.
 
-A release of a small file needs no JAX, whose import takes longer than all the rest. After ``defer`` the names ``jax``,
-``jnp`` and ``lax`` stand for modules that are imported when an attribute of them is first used. Then the stand-ins in
-this package's modules are replaced, and ``when_imported`` has its functions called. Without ``defer`` a name is JAX's
-own.
+The command can release a small file without JAX, whose import takes longer than the release. After ``defer``, the names
+``jax``, ``jnp`` and ``lax`` are placeholders, and JAX is imported when an attribute of one of them is first used. The
+placeholders in the modules of this package are then replaced, and the functions that were passed to ``when_imported``
+are called. Without ``defer``, the names are the real modules.
 """
 
 from __future__ import annotations

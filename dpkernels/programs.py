@@ -1,4 +1,4 @@
-"""How programs run: vmap on a CPU a few values at a time, functions of NumPy, and programs that run a few times."""
+"""Execution of JAX programs: vmap in chunks on a CPU, NumPy callbacks, and programs that run only a few times."""
 
 from __future__ import annotations
 

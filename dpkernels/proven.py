@@ -1,4 +1,4 @@
-"""The link from code to the proof that it follows."""
+"""The decorator ``proven``, which links code to its proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JAX pytrees, and what they hold, also before JAX is imported."""
+"""Frozen dataclasses as JAX pytrees, and access to their leaves, also before JAX is imported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Names for arrays of known shapes, as jaxtyping has them: ``Float[RealArray, "terms points"]``.
+"""Annotations for the shapes of arrays, as in jaxtyping: ``Float[RealArray, "terms points"]``.
 
-Dimensions of one name have one length in a call; ``*batch`` stands for any number of them, ``...`` for any shape. A
-name that is used alone begins with a space, because linters take a word for a type.
+Dimensions with the same name have the same length in a call. ``*batch`` matches any number of dimensions, and ``...``
+any shape. A single name begins with a space, because linters would take it for a type.
 
 Annotations are never evaluated when the library runs, so that it does not import jaxtyping, which takes 25 ms. The
 tests evaluate them (``tests/support/checked_shapes.py``): every call of a function that names a shape is checked.

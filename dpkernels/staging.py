@@ -1,8 +1,8 @@
 """Atomic replacement of files: a file is written under a temporary name and then renamed to its target.
 
-A staged file is in the folder of its target, so that the rename stays on one file system. Its name is ``.dpkernels-``,
-a hash of the target's name, a random number and ``.part``. So leftovers of a target can be found, but the name cannot
-be predicted. The file is created exclusively, never through a link, and only for its owner.
+A staged file is in the folder of its target, so that the rename stays in one file system. Its name is ``.dpkernels-``,
+a hash of the target's name, a random number and ``.part``. So remaining files of a target can be found, but their names
+cannot be predicted. The file is created exclusively, never through a link, and only its owner can read it.
 """
 
 from __future__ import annotations

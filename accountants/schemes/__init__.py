@@ -1,1 +1,1 @@
-"""Batch schemes: from the dominating pair of one step to that of steps on batches; ``Guarantee`` has their methods."""
+"""Batch schemes: the dominating pair of steps on random batches, from that of one step. See ``Guarantee``."""

@@ -1,15 +1,15 @@
 """Random allocation: each record takes part in one of t steps, or in k of them, chosen at random.
 
-For a step whose pair is (P, Q), with the record and without it, an allocation to one of t steps has the pair
+Let (P, Q) be the pair of a step with and without the record. An allocation to one of t steps has the pair
 
     ((1/t) sum of Q^(i-1) P Q^(t-i),  Q^t),    with the ratio    R = (X_1 + ... + X_t)/t,
 
 the mean of t independent ratios X = dP/dQ of one step (Feldman and Shenfeld 2025; Chua et al. 2024 for Gaussian noise).
-The divergence E_Q (R - e^eps)_+ of a removed record and E_Q (1 - e^eps R)_+ of an added one are convex in every X. So a
-bound of the law of one X, in the order of these expectations, gives a bound of that of R and of compositions.
+The divergences E_Q (R - e^eps)_+ of a removed record and E_Q (1 - e^eps R)_+ of an added record are convex in every X.
+So a bound of the distribution of one X in convex order gives a bound for R and for compositions.
 
-A record that adds the largest value in its step attains the pair. Neighbours are datasets of which one has one record
-more, and the steps of different records are independent.
+A record that adds the largest value in its step attains the pair. Neighbours are datasets that differ by one added or
+removed record, and the steps of different records are independent.
 """
 
 from __future__ import annotations

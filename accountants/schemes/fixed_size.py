@@ -1,13 +1,13 @@
 """Samples of a fixed size: m of n records, drawn without replacement; neighbours replace one record.
 
-With g = m/n, the pair (P, Q) of a release on all the data, of which one record is replaced, and its mirror, the profile
-of one release on a sample is that of (g P + (1 - g) Q, Q) for eps >= 0 (Balle, Barthe and Gaboardi 2018), and every
-dominating pair has the mirrored one for eps < 0. That determines the pair (Zhu, Dong and Wang 2022). For noise P and Q
-are twice the sensitivity apart, because one record is taken away and another one added.
+Let g = m/n, and let (P, Q) be the pair of a release on all data with one record replaced. For eps >= 0, one release on
+a sample has the profile of (g P + (1 - g) Q, Q) (Balle, Barthe and Gaboardi 2018). For eps < 0, it has that of the
+mirrored pair. This determines the dominating pair (Zhu, Dong and Wang 2022). For additive noise, P and Q are shifted by
+twice the sensitivity, because one record is removed and another is added.
 
-Of one release the profile is attained. Of several it is an upper bound, because no dataset need be the worst one at
-every eps. From below they are bounded by datasets that exist: all other records have the opposite value of the record,
-so that (g P + (1 - g) Q, Q) is the pair of every release, or they have the value 0.
+For one release, some dataset attains the profile. For several releases it is an upper bound, because no single dataset
+need be the worst at every eps. Lower bounds come from two datasets: all other records have the opposite value of the
+record, so that (g P + (1 - g) Q, Q) is the pair of every release, or they have the value 0.
 """
 
 from __future__ import annotations

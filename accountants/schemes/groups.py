@@ -1,15 +1,15 @@
 """Groups of k records, all of which are added or all removed.
 
-On all the data a group moves the value of additive noise by up to k sensitivities. On Poisson samples of rate r the
-number of its records in the sample is binomial. With X_j the ratio of the densities of noise that is shifted by up to j
-sensitivities and of that at 0, the ratio of both datasets is
+Without sampling, a group changes the true value by up to k sensitivities. On Poisson samples of rate r, the number of
+its records in the sample is binomial. Let X_j be the ratio of the density of the noise, shifted by up to j
+sensitivities, and the density at 0. The ratio for both datasets is
 
     R = sum over j of C(k, j) r^j (1 - r)^(k - j) X_j.
 
-Every divergence is convex in R, so that it is largest if all X_j rise together, each with the law of the largest shift.
-Even log-concave noise has such ratios: equal records of the largest value attain the bound, also in vectors with
-Gaussian noise (Choquette-Choo et al. 2023; Ganesh 2024). For other noise it is an upper bound, and one record, of a
-group whose other records add 0, is a lower one.
+Every divergence is convex in R, so it is largest if all X_j are comonotone, each with the distribution of the largest
+shift. For symmetric log-concave noise, equal records with the largest value attain this bound, also for vectors with
+Gaussian noise (Choquette-Choo et al. 2023; Ganesh 2024). For other noise it is an upper bound. A group with a single
+nonzero record gives a lower bound.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Poisson samples: each record is in a sample with the same probability, independently of all others.
 
-A mechanism that is (eps, delta)-DP on a sample of rate p is (eps_p, delta_p)-DP on the whole,
+A mechanism that is (eps, delta)-DP on its sample is (eps_p, delta_p)-DP on the whole data if the sampling rate is p,
 
     eps_p = ln(1 + p (e^eps - 1)),   delta_p = p delta
 

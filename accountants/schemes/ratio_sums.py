@@ -1,13 +1,13 @@
 """Sums of independent likelihood ratios, as bounds in convex order on a grid that is fine next to its origin.
 
-The law of a sum S is masses at the points c + k 2^b h: zone 0 has all |k| <= N, and zone b > 0 those of N/2 < |k| <= N.
-So the step is h next to the origin c, and from there on a share of at most 2/N of the distance to c. Two sums of one h
-are added zone by zone: everything nearer than zone b is first put on the step of zone b, which changes nothing, because
-the sum would be put there anyway. All terms are positive, so every mass keeps its relative accuracy.
+The distribution of a sum S has masses at the points c + k 2^b h: zone 0 has all |k| <= N, and zone b > 0 those with N/2
+< |k| <= N. So the step is h near the origin c, and at most 2/N of the distance to c elsewhere. Two sums with the same h
+are added zone by zone. Masses nearer to c than zone b are first moved to the step of zone b; this loses nothing,
+because the sum is moved there in any case. All terms are positive, so every mass keeps its relative accuracy.
 
-An upper bound (side 1) spreads a mass between grid points to both of its neighbours and keeps its mean. A lower bound
-(side -1) gathers masses, and remembers the mean of each group, next to whose grid point it is counted. Both orders are
-kept by sums of independent numbers. Proof: docs/proofs/schemes.md.
+An upper bound (side 1) splits a mass between two grid points among both points and keeps its mean. A lower bound (side
+-1) gathers masses, and stores the mean of each group with its nearest grid point. Sums of independent numbers preserve
+both orders. Proof: docs/proofs/schemes.md.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Shuffled batches: one pass over the records in random order, each in exactly one of t equal batches.
 
-Neighbours replace the value of one record by 0. All other records have a value too, and the batch without the record is
-the one that misses a value. No dominating pair is known that is better than that of one report without shuffling,
-which every order of the records obeys: the record is in one batch, whose report is the only one that depends on it.
+Neighbours replace the value of one record by 0. The best known upper bound is the dominating pair of one report without
+shuffling. It holds for every order of the records, because only the report of one batch depends on the record.
 
-From below, let every other record have the largest value in the opposite direction of the record. In units of the
-sensitivity and moved to 0, the batches' reports are N(0, s^2) but for one: N(2, s^2) with the record, and N(1, s^2)
-without it. The test "some report exceeds C" has the probabilities
+For a lower bound, let every other record have the largest value in the opposite direction of the record. In units of
+the sensitivity and shifted to 0, the reports of all batches but one are N(0, s^2). The remaining report is N(2, s^2)
+with the record, and N(1, s^2) without it. The test "some report exceeds C" has the probabilities
 
     1 - Phi(C/s)^(t-1) Phi((C - 2)/s),    1 - Phi(C/s)^(t-1) Phi((C - 1)/s)
 
-(Chua et al. 2024). Every C gives two outcomes that can be composed, and each a lower bound.
+(Chua et al. 2024). Every C gives a test with two outcomes, which can be composed, and so a lower bound.
 """
 
 from __future__ import annotations

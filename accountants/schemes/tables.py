@@ -1,8 +1,8 @@
-"""Pairs of which tables of losses are known that bound them from above and from below, in each neighbour direction.
+"""Dominating pairs that are bounded by tables of losses, from above and from below, in each neighbour direction.
 
-Every hockey-stick divergence is an expectation, under q, of a convex function of the ratio X = p/q. An upper bound of
-the law of X is one of which all these expectations are at least as large, and a lower bound one of which they are at
-most as large. A table holds such a bound in one direction.
+Every hockey-stick divergence is the expectation, under q, of a convex function of the ratio X = p/q. An upper bound of
+the distribution of X is a distribution for which all these expectations are at least as large. For a lower bound they
+are at most as large. A table holds such a bound for one direction.
 """
 
 from __future__ import annotations

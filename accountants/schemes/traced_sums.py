@@ -1,8 +1,8 @@
-"""The divergence of a mean of t independent ratios, of JAX numbers: computed by NumPy, with derivatives by formula.
+"""The divergence of a mean of t independent ratios for JAX numbers: computed by NumPy, with derivatives by formula.
 
-With K = t e^eps, D = E (S_t - K)_+/t and S_(t-1) the sum of the other ratios, the derivative of D in the mass of one
-value x is E (x + S_(t-1) - K)_+, in the value itself it is its mass times P(x + S_(t-1) > K), and in t it is a central
-difference. If the record is removed, D = e^eps E (t e^-eps - S_t)_+/t has the corresponding ones.
+Let K = t e^eps, D = E (S_t - K)_+/t, and S_(t-1) the sum of the other ratios. The derivative of D in the mass of a
+value x is E (x + S_(t-1) - K)_+. In the value x it is the mass times P(x + S_(t-1) > K), and in t it is a central
+difference. If the record is removed, D = e^eps E (t e^-eps - S_t)_+/t has corresponding derivatives.
 """
 
 from __future__ import annotations

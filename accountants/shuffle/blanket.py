@@ -2,15 +2,16 @@
 
 With R_x the distribution of the reports of x, gamma = sum_y min_x R_x(y) and omega(y) = min_x R_x(y)/gamma, every
 report is a draw of omega with probability gamma, whatever its input (Balle, Bell, Gascon & Nissim 2019). For two inputs
-x, x' let L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. The privacy of one of n reports without senders is
+x, x' let L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. One of n shuffled reports has
 
     delta(eps) <= max over x, x' of  E[(L_1 + ... + L_M)_+]/(gamma n),    M ~ Bin(n, gamma).
 
-With gamma = 1 and omega = R_x0 it is exactly the delta if all others hold x0, a lower bound of the worst case.
+With gamma = 1 and omega = R_x0, the right side is the exact delta if all other people hold x0, which is a lower bound
+of the worst case.
 
-A pair of inputs is the worst if its E(L - t)_+ is the largest at every t. For a window and a base that fall from their
-middles this holds for the two ends of the input interval, if the windows there do not overlap or both window and base
-are flat. Proofs: docs/proofs/shuffle.md.
+A pair of inputs is the worst if its E(L - t)_+ is the largest at every t. For a window and a base that decrease away
+from their middles, the two ends of the input interval are the worst pair, if their windows do not overlap or both
+window and base are flat. Proofs: docs/proofs/shuffle.md.
 """
 
 from __future__ import annotations

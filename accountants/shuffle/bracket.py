@@ -1,9 +1,10 @@
 """Rigorous bounds for shuffled reports: the sum of losses on a grid, including errors of transforms and rounding.
 
-Bounds use the convex order. Splitting an outcome of L between two grid points, with its mean kept, increases
-E[(L_1 + ... + L_M)_+]; a distribution whose E(L - t)_+ is a polygon below decreases it (docs/proofs/shuffle.md). Both
-errors are of second order in the step where outcomes are dense, so sums of 2^j reports are first formed outcome by
-outcome. A bound over many pairs has the pairs' maximum of E(L - t)_+ at some t, and is linear between.
+Bounds use the convex order. To split an outcome of L between two grid points without changing its mean increases E[(L_1
++ ... + L_M)_+]. A distribution whose E(L - t)_+ is a polygon below the true function decreases it
+(docs/proofs/shuffle.md). Both errors are of second order in the step if outcomes are dense, so sums of 2^j reports are
+first formed outcome by outcome. A bound over many pairs of inputs uses the maximum of their E(L - t)_+ at some t, with
+linear interpolation.
 """
 
 from __future__ import annotations

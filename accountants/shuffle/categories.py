@@ -1,4 +1,4 @@
-"""The probabilities of reports about categories that the blanket of shuffled reports is made of."""
+"""The blanket of reports about categories, for shuffling."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Estimates of the privacy of shuffled reports: by enumeration, by an integral, or on the grid from above.
+"""Estimates of the privacy of shuffled reports: by enumeration, by an integral, or by the upper bound on a grid.
 
 The integral applies to any number n of reports:
 
     E[(L_1 + ... + L_M)_+] = (1/pi) Re integral_0^inf exp(K(s)) / s^2 du,
     s = c + i u,    K(s) = n log(1 - gamma + gamma E e^(s L)),
 
-with c > 0 the saddle point of K(c) - 2 ln c. The case M = 0, which contributes 0, is subtracted from exp(K). Nodes are
-in u = w sinh v, with w the width of the saddle. Where L has few values, S is nearly on a grid and exp(K) returns far
-out. Nodes near the saddle miss that: about 1e-4 of delta at 100 reports, 1e-7 at 10,000.
+with c > 0 the saddle point of K(c) - 2 ln c. The case M = 0, which contributes 0, is subtracted from exp(K). Quadrature
+nodes are equidistant in v, with u = w sinh v and w the width of the saddle. If L has few values, S is nearly on a grid,
+and exp(K) has further peaks far from the saddle. The nodes miss these, which changes delta by a relative 1e-4 at 100
+reports and 1e-7 at 10,000.
 
-Reports with three outcomes are enumerated, exactly up to rounding. Of n reports K show a difference between x and x', X
-of them in favour of x, and Z of the others belong to the blanket but are equally likely under both:
+Reports with three outcomes are enumerated, exactly up to rounding. Of n reports, K distinguish x from x'. X of these
+are in favour of x. Of the other n - K reports, Z belong to the blanket but are equally likely under x and x':
 
     K ~ Bin(n, gamma (w_1 + w_2)),    X | K ~ Bin(K, w_1/(w_1 + w_2)),
     Z | K ~ Bin(n - K, gamma w_3/(1 - gamma (w_1 + w_2)))

@@ -1,9 +1,9 @@
 """The privacy of one person among n shuffled reports of one local mechanism, as a value like a guarantee.
 
-Neighbours differ in one person's input, which is replaced by any other one. Everybody sends one report of the same
-mechanism. The shuffler is trusted: it hides who sent which report and all metadata, such as the time. n counts honest
-reports, including the person's own. The curator knows the reports of people who collude with it, and these reports hide
-no other. So only n - c of n reports with c colluding senders count. Without the shuffler, a report has the eps0-DP of
+Neighbours differ in the input of one person, which is replaced by any other input. Everybody sends one report of the
+same mechanism. The shuffler is trusted: it hides the senders of all reports and all metadata, such as times. n counts
+honest reports, including that of the person. The curator knows the reports of colluding people, so these reports hide
+no other: with c colluding senders among n, only n - c reports count. Without the shuffler, a report has the eps0-DP of
 its mechanism.
 """
 

@@ -4,8 +4,8 @@
     result.mechanism, result.value, result.parameters, result.epsilon, result.delta
 
 The exact accountant certifies a result before it is returned. Bijections make the domains of free parameters
-unconstrained, and ``calibrate`` solves for what the budget determines, with implicit derivatives. So every point of a
-search is private, and the budget needs no penalty.
+unconstrained. ``calibrate`` solves for the parameters that the budget determines, with implicit derivatives. So every
+point of a search meets the budget, and no penalty is needed.
 """
 
 from accountants.tune import allocate as _allocate

@@ -1,4 +1,4 @@
-"""One budget, divided among the entries of a batch: which noise each query gets."""
+"""Allocation of one budget among the entries of a batch."""
 
 from __future__ import annotations
 

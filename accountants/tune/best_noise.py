@@ -1,9 +1,9 @@
 """The best additive noise for several releases, among all families that the package knows.
 
-Every family has one width, which the budget of all releases determines, and at most one number of shape. With t the log
-of the width, a search follows the root t of the composed eps at delta from shape to shape, and moves the shape to the
-vertex of the parabola through the three best values. Estimates by FFT from few nodes, precise to about 1e-5, are enough
-for it. The best member of the best family then gets the least width that the bracket's upper end allows.
+Every family has a width, which the total budget determines, and at most one shape parameter. For each shape, a search
+solves for the log of the width at which the composed releases meet the budget. It then moves the shape to the vertex of
+the parabola through the three best values. The search uses estimates by FFT with few nodes, which are precise to about
+1e-5. Finally, the best mechanism gets the smallest width for which the upper end of the bracket meets the budget.
 """
 
 from __future__ import annotations

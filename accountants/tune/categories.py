@@ -1,7 +1,7 @@
 """The best size of sets behind a shuffler: the least mean squared error at a central (eps, delta).
 
-Every size has a local budget of its own, the largest for which the shuffled reports meet the target. The sizes are
-searched one by one, because every one of them is calibrated by the exact blanket within a second or two.
+For each size, the local epsilon is the largest for which the shuffled reports meet the target. All sizes are tried,
+because the calibration of each by the exact blanket takes only a second or two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Domains of free parameters. Each has a map from real numbers, so that a search is unconstrained.
+"""Domains of free parameters, each with a map from the real numbers, so that a search is unconstrained.
 
-A search moves z in R^n, and a parameter is ``domain.constrain(z)``, so no step can leave the domain. An end that may be
-the best choice must be reached at a finite z: ``Between`` uses a sine, whose derivative vanishes there, which is the
-first-order condition at an end.
+A search moves z in R^n, and a parameter is ``domain.constrain(z)``, so no step can leave the domain. If an end may be
+the optimum, a finite z must reach it. ``Between`` therefore uses a sine, whose derivative vanishes at the ends, so that
+the first-order condition holds there.
 """
 
 from __future__ import annotations

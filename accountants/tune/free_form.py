@@ -1,14 +1,14 @@
 """Additive noise of any symmetric shape with the least variance for several releases, by descent over log densities.
 
-The density is constant on cells of |z| of width D/n, D the sensitivity, and falls away from 0, so that the shift by D
-is the worst one. Cell j of the line then has one loss, l_j = log p_j - log p_(j - n). The loss of k releases is a sum
-of k draws. On a grid, each loss is split between its two neighbours such that the mean of q/p is kept, which is
-conservative, and the delta of the sum and its gradient in all p_j and l_j take three Fourier transforms of losses that
-are tilted to their saddle point.
+The density is constant on cells of |z| of width D/n, where D is the sensitivity, and decreases away from 0, so that the
+shift by D is the worst one. Cell j of the line then has one loss, l_j = log p_j - log p_(j - n). The loss of k releases
+is a sum of k draws. Each loss is split between the two nearest grid points without changing the mean of q/p, which is
+conservative. The delta of the sum and its gradient in all p_j and l_j take three Fourier transforms of losses tilted to
+their saddle point.
 
-The free numbers are the falls of the log density from cell to cell, which are at least 0. A factor on all of them, the
-temperature, is solved for, so that every point of the descent meets the budget; its derivative is implicit. What is
-found is certified as a ``Tabulated`` distribution by the upper end of the bracket of all releases.
+The free parameters are the decreases of the log density from cell to cell, which are at least 0. The search solves for
+a common factor of all decreases, the temperature, so that every point of the descent meets the budget; its derivative
+is implicit. The result is certified as a ``Tabulated`` distribution by the upper end of the bracket of all releases.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """A lower bound on the variance of any additive noise for several releases, whatever its shape.
 
-Let P be the law of the noise and Q that of the noise plus a shift s of at most the sensitivity. A test phi takes values
-in [0, 1] with phi(y) + phi(s - y) <= 1. Of every release it makes 1, with probability phi(y), or -1, with probability
-phi(s - y), or else 0. The k results together must be (eps, delta)-DP, which limits u = E_P phi and v = E_Q phi to a
-region: v - S u <= c(S) for every slope S >= 1. So every law of noise meets linear constraints,
+Let P be the distribution of the noise, and Q that of the noise plus a shift s of at most the sensitivity. A test phi
+takes values in [0, 1] with phi(y) + phi(s - y) <= 1. It maps every release y to 1 with probability phi(y), to -1 with
+probability phi(s - y), and otherwise to 0. The k outcomes together must be (eps, delta)-DP. This limits u = E_P phi and
+v = E_Q phi to a region: v - S u <= c(S) for every slope S >= 1. So every distribution mu of noise satisfies linear
+constraints,
 
     integral [phi(x + s) - S phi(x)] d mu(x) <= c(S)    for all tests phi, all slopes S and all shifts s.
 
-The least variance under them is a linear program. Any point of its dual proves a bound: a limit L and a function g of
-values in [0, L] for every (s, S), with x^2 + sum [g(x + s) - S g(x)] >= B for all x, prove a variance of at least
-B - sum L c(S).
-A solver proposes the functions, piecewise linear, and B is computed from them.
+The least variance under these constraints is a linear program. Any feasible point of its dual proves a lower bound.
+Such a point has, for every (s, S), a limit L and a function g with values in [0, L]. If x^2 + sum [g(x + s) - S g(x)]
+>= B for all x, the variance is at least B - sum L c(S). A solver proposes piecewise linear functions g, and B is
+computed from them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One budget, divided among queries of which some get Laplace and the others Gaussian noise.
+"""Allocation of one budget among queries, with Laplace noise for some of them and Gaussian noise for the others.
 
-With sensitivities s, weights w and ratios r of sensitivity to scale, the m queries of the largest w s^2 get Laplace
-noise in few levels of r, and all others one Gaussian release, in closed form: with A = (sum sqrt(w) s)^2 their weighted
-variances add up to A/mu^2. The weighted sum of variances is least where that of each level, and A/mu^2, are
-proportional to the derivatives of the composed epsilon in log r and in log mu. The number m is searched.
+Let s be sensitivities, w weights and r ratios of sensitivity to scale. The m queries with the largest w s^2 get Laplace
+noise with a few levels of r. All others together are one Gaussian release, in closed form: with A = (sum sqrt(w) s)^2,
+their weighted variances add up to A/mu^2. At the minimum of the weighted sum of variances, the sum of each level and
+A/mu^2 are proportional to the derivatives of the composed epsilon in log r and in log mu. A search finds m.
 """
 
 from __future__ import annotations

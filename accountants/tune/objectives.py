@@ -1,7 +1,7 @@
 """Objectives of tuning: functions of a mechanism, mostly of its error |release - x|.
 
-Where errors depend on the input x (bounded mechanisms) an objective is that of the x given, or of the worst of 33
-inputs spread evenly over the input interval, both ends among them. Mechanisms of plain numbers are evaluated by NumPy.
+If the error depends on the input x (bounded mechanisms), an objective is evaluated at a given x, or at the worst of 33
+equidistant inputs of the input interval, including both ends. NumPy evaluates mechanisms of plain numbers.
 """
 
 from __future__ import annotations

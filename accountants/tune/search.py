@@ -1,8 +1,8 @@
-"""The search: points of several starts, and descents from the best of them, in a loop on the host.
+"""The search of ``tune``: several initial guesses, and descents from the best of them, in a loop on the host.
 
-One free number is searched by Brent's method around the lowest points, several by BFGS, or any by an optax
-transformation. Members are plain numbers, or traced once in a small program of the value and its forward derivatives,
-where there are enough evaluations that compiling takes less time; see ``Cost``.
+One free parameter is found by Brent's method around the lowest points, several by BFGS, or any number by an optax
+transformation. Mechanisms are evaluated with plain numbers. If the number of evaluations is large enough, a small
+program of the value and its forward derivatives is compiled instead; see ``Cost``.
 """
 
 from __future__ import annotations

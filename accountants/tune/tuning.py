@@ -1,4 +1,4 @@
-"""Tuning: the best member of a family, of several families, and at many budgets."""
+"""Tuning: the best mechanism of one family, of several families, and for many budgets."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Budgets that queries are charged to. No accountant is imported here, so reading a ledger needs no JAX."""
+"""Privacy budgets, and the charges of queries. No accountant is imported here, so reading a ledger needs no JAX."""

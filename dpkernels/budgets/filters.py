@@ -1,7 +1,7 @@
 """Budgets over several queries: a filter, which refuses charges that would exceed it, and an odometer, which counts.
 
-Amounts are exact: sums and comparisons use fractions. A float of 64 bits counts as its shortest decimal, for which its
-mechanism's certificate is verified, so ten charges of 0.1 are exactly 1. Every other number counts as its exact value:
+Amounts are exact: sums and comparisons use fractions. A float of 64 bits counts as its shortest decimal, so ten charges
+of 0.1 are exactly 1. Certificates are verified for the same decimal. All other numbers count as their exact value:
 integers, fractions, decimals, and floats of other widths. The guarantees of all charged queries must use the same
 neighbouring relation. Every query, with its epsilon and delta, may be chosen after seeing the outputs of the earlier
 ones. The data may be accessed only through charged queries. These objects exist in one process; ``ledger.Ledger`` is

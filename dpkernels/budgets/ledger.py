@@ -1,24 +1,28 @@
 """A privacy filter in a file: one budget for many runs, processes and users of one machine.
 
-Guarantee, for any number of concurrent processes: the charges never exceed the budget, and no crash loses a charge that
-returned. This includes ``kill -9``, and power failures if the disk honours fsync. A query runs only after its charge
-returned, so every output has been charged. A crash in between leaves a charge without an output, which is conservative.
-The budget has the guarantee of ``filters.Filter``.
+The ledger guarantees, for any number of concurrent processes, that the charges never exceed the budget, and that no
+crash loses a charge that returned. This includes ``kill -9``, and power failures if the disk honours fsync. A query
+runs only after its charge returned, so every output has been charged. A crash in between leaves a charge without an
+output, which is conservative. The budget has the guarantee of ``filters.Filter``.
 
 An entry is a charge, or it voids an earlier charge. Both stay in the ledger; a voided charge does not count. A charge
 may be voided if no part of its query's output has been seen. Only the object that made the charge can void it, so a
 crash keeps the charge.
 
-Entries are in a chain of hashes that begins with the budget's. Every entry's hash covers its own row and the previous
-hash, and the last hash, the head, is stored separately. So every changed, missing, inserted or moved row is detected.
-The ledger does not protect against an attacker who recomputes the hashes, restores an older copy, or creates a deleted
-file again. To detect an older copy, keep the number and hash of charges elsewhere, as releases of the command do.
+Entries form a chain of hashes that starts with the hash of the budget. The hash of an entry covers its row and the
+previous hash. The last hash, the head, is stored separately. So every changed, missing, inserted or moved row is
+detected. The ledger does not protect against an attacker who recomputes the hashes, restores an older copy, or
+recreates a deleted file. To detect an older copy, keep the number and hash of charges elsewhere, as releases of the
+command do.
 
-The file is a SQLite database, and every entry is one transaction. It has a rollback journal and not a write-ahead log:
-then the file alone is the ledger between charges, while a log left behind by a copy would un-charge. It is written with
-synchronous=EXTRA, not FULL: a commit is the deletion of the journal, and only EXTRA makes that durable; with FULL a
-journal that reappears after a power failure rolls the charge back. Locks are the file system's: the ledger is not for
-network file systems whose locks do not work (many NFS), nor for use through two hard links of one file.
+The file is a SQLite database, and every entry is one transaction:
+
+- It uses a rollback journal and not a write-ahead log. The file alone is then the ledger between charges. A copy
+  without the write-ahead log would lose charges.
+- It is written with synchronous=EXTRA, not FULL. A commit is the deletion of the journal, and only EXTRA makes this
+  durable. With FULL, a journal that reappears after a power failure rolls the charge back.
+- It uses the locks of the file system. Do not put a ledger on a network file system whose locks do not work (many NFS),
+  and do not use it through two hard links of one file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mechanisms for columns of categories by name, with the options that their arguments are."""
+"""Mechanisms for columns of categories by name, and the command-line options for their arguments."""
 
 from __future__ import annotations
 

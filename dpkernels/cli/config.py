@@ -9,8 +9,9 @@ A file has a table for each command, whose keys are the names of its options wit
     epsilon = 1
     ledger = "people.ledger"
 
-A list repeats an option. What the command line gives replaces what the file has for the same option. A path is relative
-to the folder of the file, so that a job is the same in every folder: else a ``budget`` would make a new ledger there.
+A list gives an option several times. Options of the command line override those of the file. A path is relative to the
+folder of the file, so that a run does not depend on the current folder. Otherwise, a run with a ``budget`` could create
+a second ledger.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Failures: the exit code of each, and the one text that is told of it."""
+"""Failures of the command: their exit codes and their messages."""
 
 from __future__ import annotations
 

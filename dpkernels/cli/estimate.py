@@ -1,6 +1,6 @@
-"""``dpkernels estimate``: reports are counted by value and group, and estimates are made of the counts.
+"""``dpkernels estimate``: count reports by value and group, and compute estimates from the counts.
 
-A file is read once, and memory does not grow with it. Counts of several files are added.
+A file is read once, in constant memory. The counts of several files are added.
 """
 
 from __future__ import annotations

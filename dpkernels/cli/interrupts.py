@@ -1,10 +1,10 @@
 """Requests to stop, and failures of a release that do not depend on its reports.
 
-A request to stop raises KeyboardInterrupt, except in the few steps that must not be cut short.
+A request to stop raises KeyboardInterrupt, except in the few steps that must not be interrupted.
 
-The user who starts a run sees whether it fails. If that depends on the reports, each failed run says something about
-them: whether a compressed output fits on the disk, for example. The charge for such a run is kept. A failure is
-independent of the reports only where the code says so; every other failure counts as dependent.
+The user who starts a run sees whether it fails. If a failure depends on the reports, it reveals something about them:
+for example, whether a compressed output fits on the disk. The charge for such a run is kept. A failure counts as
+independent of the reports only if the code marks it so; all other failures count as dependent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``--ledger`` and ``--budget``, and ``dpkernels ledger``, which shows what a ledger holds."""
+"""The options ``--ledger`` and ``--budget``, and ``dpkernels ledger``, which prints a ledger."""
 
 from __future__ import annotations
 

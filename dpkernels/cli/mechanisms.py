@@ -1,4 +1,4 @@
-"""Mechanisms by name: the constructors of the package, with the options that their arguments are.
+"""Mechanisms by name: the constructors of the package, and the command-line options for their arguments.
 
 A public constructor of ``dpkernels`` whose required arguments are options of the command is a mechanism of the command.
 The exceptions are below: names for choices, and constructors with other arguments.

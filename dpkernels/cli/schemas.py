@@ -1,7 +1,7 @@
-"""JSON Schemas of what the commands print with ``--json``: ``python -m dpkernels.cli.schemas [NAME]`` prints them.
+"""JSON Schemas of the output of ``--json``: ``python -m dpkernels.cli.schemas [NAME]`` prints them.
 
-Within a version of the command no field is renamed or removed, and no field gets another type. A new version may add
-fields, so a program ignores those that it does not know.
+Within a version of the command, no field is renamed or removed, and no field gets another type. A new version may add
+fields, so programs should ignore unknown fields.
 """
 
 from __future__ import annotations

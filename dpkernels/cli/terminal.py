@@ -1,8 +1,8 @@
-"""Standard output and standard error, and what they may show: every line of the command is written here.
+"""Standard output and standard error: every line of the command is written by this module.
 
-Two things are decided here and nowhere else. Characters that move a cursor, change colours or reorder text are
-escaped, wherever a file, a name or an option contains them. And text that is marked ``private``, since it may quote a
-cell of a file, is shown on a terminal alone: the standard error of a scheduled job goes to a log that others read.
+This module alone enforces two rules. Characters that move a cursor, change colours or reorder text are escaped in all
+output. Text that is marked ``private``, because it may quote a cell of a file, is shown only on a terminal, because the
+standard error of a scheduled job goes to a log that others may read.
 """
 
 from __future__ import annotations

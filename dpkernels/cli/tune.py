@@ -1,4 +1,4 @@
-"""``dpkernels tune``: the free parameters of every mechanism for one budget and one objective, the best first."""
+"""``dpkernels tune``: optimise every family of mechanisms for a budget and an objective, and list the best first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of the distributions of additive noise: the members that each defines, and shared code."""
+"""Base classes of the distributions of additive noise: abstract members and shared code."""
 
 from __future__ import annotations
 

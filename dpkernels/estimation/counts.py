@@ -1,4 +1,4 @@
-"""Counts of reports by code: the sufficient statistic of all estimates, in constant memory, and mergeable."""
+"""Counts of reports by code: a sufficient statistic for all estimates, in constant memory, that can be merged."""
 
 from __future__ import annotations
 

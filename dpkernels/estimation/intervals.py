@@ -1,8 +1,8 @@
 """Estimates with confidence intervals and the mean of perturbed values.
 
-Intervals of means are Student's, with the pooled variance of ``pooled_variance``: few reports may all be alike by
-chance, so that their own variance says too little. Two-point reports have Clopper and Pearson's intervals. Bernstein's
-intervals hold at every n, and those of distributions are of the profile likelihood.
+Intervals of means are Student's, with the variance of ``pooled_variance``, because the sample variance of few reports
+may be too small by chance. Two-point reports have Clopper and Pearson's intervals. Bernstein's intervals hold at every
+n. Intervals of distributions use the profile likelihood.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Maximum likelihood estimates of a mixture from counts of reports, and profile likelihood intervals.
 
-If inputs have the masses theta_k at d components of a dictionary (points, bins or splines), reports have the
-probabilities B theta, with B[j, k] = P(report j | component k). The mean log-likelihood l(theta) = sum_j p_j log (B
-theta)_j of the observed shares p is concave. It is at most this gap below its maximum:
+Let inputs have the masses theta_k at d components (points, bins or splines). Reports then have the probabilities B
+theta, with B[j, k] = P(report j | component k). The mean log-likelihood l(theta) = sum_j p_j log (B theta)_j of the
+observed frequencies p is concave. Its distance from the maximum is at most the gap
 
     gap = max_k g_k - sum_k theta_k g_k = max_k g_k - 1,    g = B' (p / B theta).
 
 The constrained Newton method closes the gap in about ten steps. A step adds the components at which g has a local
-maximum above 1. It then maximises the quadratic model of the log-likelihood over the masses of these and of the present
-components. This is a nonnegative least squares problem, which sets the masses of superfluous components to 0. Where it
-has left the component of a rare report with hardly any mass, a step of expectation maximisation restores the mass.
+maximum above 1. It then maximises the quadratic model of the log-likelihood over the masses of all current components.
+This is a nonnegative least squares problem, whose solution sets the masses of superfluous components to 0. If the
+component of a rare report is left with too little mass, a step of expectation maximisation restores it.
 
 Smoothed maximum likelihood (EMS) iterates theta <- S (theta B' (p / B theta)), where S averages neighbouring bins with
 the weights (1, 2, 1)/4 and repeats the first and the last bin. With few noisy reports the maximum likelihood

@@ -1,15 +1,15 @@
 """Models of the distribution of inputs, and the choice among them by the likelihood of held-out reports.
 
-A model is a mixture of cells and atoms. Cells are equal bins, in which the density is uniform, or the points of a grid,
-if the inputs are on one. Atoms are point masses at the knots of the channel. For the choice, reports are divided into
-folds at random, and each model is fitted to all folds but one.
+A model is a mixture of cells and atoms. Cells are equal bins with a uniform density, or the points of a grid if the
+inputs are on a grid. Atoms are point masses at the knots of the channel. To choose a model, reports are divided
+into folds at random, and each model is fitted to all folds but one.
 
 | model | weights |
 |---|---|
-| splines | a smooth density, a mixture of quadratic B-splines whose number maximises the penalised likelihood |
-| ems | maximum likelihood shares of the cells that are smoothed after each step of expectation maximisation |
-| atoms | splines plus atoms, which are added where the likelihood increases most, while it increases enough |
-| none | maximum likelihood masses of all positions, without any smoothing |
+| splines | a smooth density: a mixture of quadratic B-splines whose number maximises the penalised likelihood |
+| ems | maximum likelihood masses of the cells, smoothed after each step of expectation maximisation |
+| atoms | splines and atoms; atoms are added where the likelihood increases most, while it increases enough |
+| none | maximum likelihood masses of all knots, without any smoothing |
 """
 
 from __future__ import annotations

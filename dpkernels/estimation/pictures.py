@@ -1,4 +1,4 @@
-"""Pictures of numbers with intervals: bands first, and in each one a line at the estimate."""
+"""Plots of numbers with intervals: a band for each interval, and a line at the estimate."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Confidence intervals of the true values behind released ones, exact from the integers that were sampled.
+"""Confidence intervals of true values from released values, exact for the integers that were sampled.
 
 A release of x is y = h (P + C), where h is the cell of the noise table, C the random code, and P the position of x,
 
     P = floor((n + r) / M),    n = floor(x/g + 1/2),    r = floor(word M / 2^32),
 
 with g the grid spacing and M = h/g. Both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in
-x. The interval contains the x at which both exceed (1 - confidence)/2. It moves with y, so two fractions describe it.
+x. The interval contains the x at which both exceed (1 - confidence)/2. It shifts with y, so two fractions describe it.
 
 The noise of a linear combination of releases is a sum of a few distributions on grids. Sums of equal terms are
 convolved by the fast Fourier transform (FFT); the last two distributions are never convolved, because

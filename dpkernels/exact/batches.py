@@ -1,8 +1,8 @@
 """Exact samplers of batches: integer tables that entries share, the map from entry to table, and its certificate.
 
-Entries share a table if they differ in what is affine: the interval of a local mechanism, or the unit of additive
-noise. The table is then that of each of them by itself, on a grid of its own, so that an entry reports the bits that
-the mechanism reports alone under the same key and index.
+Entries share a table if they differ only by an affine map: in the interval of a local mechanism, or in the unit of
+additive noise. Each entry uses the table on a separate grid. So an entry releases the same bits as the single mechanism
+under the same key and index.
 """
 
 from __future__ import annotations

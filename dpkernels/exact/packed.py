@@ -1,15 +1,16 @@
-"""Integer tables as short texts: every integer is stored as its distance from what the integers before it predict.
+"""Compression of integer tables: every integer is stored as its difference from a prediction by earlier integers.
 
-Weights of noise are a smooth function on a grid, up to their rounding, so these distances have a few bits. The text has
-the integers exactly. Reading it needs integer arithmetic alone, so that anyone reads the same table on any machine; the
-functions that made the table, which differ by machine in their last bits, are not needed. A list is packed as
+Weights of noise are a smooth function on a grid, up to rounding, so these differences have only a few bits. The
+compression is lossless. Decoding needs only integer arithmetic, so it gives the same table on any machine, without the
+floating-point functions that made the table. A list is packed as
 
     {"count": n, "mirrored": m, "order": r, "data": base64 of zlib of bytes}
 
-where the bytes are the distances as LEB128 numbers, 2d for d >= 0 and -2d - 1 for d < 0. If ``mirrored``, they are of
-the first (n + 1) // 2 integers, which the others mirror. With a, b and c the last, second last and third last integer,
-the prediction of order 0 is 0, of 1 is a, of 2 is a^2 // b, and of 3 is a^3 c // b^3. It is a, or 0 for the first one,
-where fewer than r integers come before, one of the last r is 0, or the prediction is not below 2^64.
+where the bytes are the differences d as LEB128 numbers, 2d for d >= 0 and -2d - 1 for d < 0. If ``mirrored``, only the
+first (n + 1) // 2 integers are stored, and the others mirror them. With a, b and c the last, second last and third last
+integer, the prediction of order 0 is 0, of order 1 is a, of order 2 is a^2 // b, and of order 3 is a^3 c // b^3. The
+prediction is a instead (0 for the first integer) if there are fewer than r earlier integers, if one of the last r is 0,
+or if the prediction is not below 2^64.
 """
 
 from __future__ import annotations

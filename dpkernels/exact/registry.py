@@ -1,4 +1,4 @@
-"""The exact sampler of every kind of mechanism, and those of mixtures, and of vectors by coordinate."""
+"""The exact samplers of all mechanisms, including mixtures and vectors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Exact samplers: integer kernels, and the map from an input and random words to a report.
 
-A kernel maps random words to outcomes. Constants are compiled into it, because traced divisors and table sizes would be
-several times slower; each table therefore has a compiled kernel of its own. Kernels also accept NumPy arrays, which
-they process without JAX; this is faster for few values.
+A kernel maps random words to outcomes. Constants are compiled into the kernel, because traced divisors and table sizes
+would be several times slower. Each table therefore has a separate compiled kernel. Kernels also accept NumPy arrays,
+which they process without JAX; this is faster for few values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Yamamoto's Central Piecewise Mechanism: nested uniform windows that fall by e^-eps every sensitivity."""
+"""Yamamoto's Central Piecewise Mechanism: the density decreases by a factor e^-eps for each sensitivity."""
 
 from __future__ import annotations
 

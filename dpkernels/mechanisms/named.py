@@ -1,8 +1,8 @@
 """Constructors of the mechanisms that have names in the literature.
 
-Arguments outside the stated ranges raise ``ValueError``. An epsilon is in [0.01, 20], that of a claim in [1e-6, 20], a
-sensitivity in [1e-100, 1e100]. The claim of an additive mechanism is for neighbours whose x differ by at most the
-sensitivity D.
+Arguments outside the stated ranges raise ``ValueError``. The budget epsilon of a local mechanism is in [0.01, 20], the
+stated epsilon of additive noise in [1e-6, 20], and a sensitivity in [1e-100, 1e100]. The (epsilon, delta) of an
+additive mechanism is for neighbours whose x differ by at most the sensitivity D.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """ChaCha20 (RFC 8439) in jax.numpy, as a typed-key implementation with 256-bit keys.
 
-State words 0-3 are constants, 4-11 the key, 12-13 a 64-bit block counter, 14-15 the nonce. The nonce's first word
-names the *stream*, the second one its *turn*, which is 0 except for noise that takes further words. Streams are domain
-separated, so ``split``, ``fold_in``, ``random_bits`` and each use of a release draw from unrelated key streams.
-``host.py`` produces the same words through OpenSSL.
+State words 0-3 are constants, 4-11 the key, 12-13 a 64-bit block counter, 14-15 the nonce. The first word of the nonce
+is the *stream*, and the second its *turn*, which is 0 except for noise that needs further words. Different uses have
+different streams, so ``split``, ``fold_in``, ``random_bits`` and each use of a release draw from unrelated key streams.
+``host.py`` computes the same words with OpenSSL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words of ``chacha.py`` on the CPU, from OpenSSL: the generator of a release on the CPU."""
+"""The random words of a release on the CPU: ChaCha20 of OpenSSL, with the same words as ``chacha.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uniform numbers in the open interval (0, 1) by position: what float samplers draw from.
+"""Uniform numbers in the open interval (0, 1) by position, for the floating-point samplers.
 
 The words are those of ChaCha20 (``chacha``) or of Threefry-2x32, the fast generator for simulation; they equal those
 of ``jax.random.bits`` under jax's default (partitionable) threefry.

@@ -1,11 +1,11 @@
-"""Arrow tables that can be released: they hold the values that their columns show, and nothing else.
+"""Arrow tables for release: they contain the values of their columns and no other data.
 
-Metadata are free text, and pandas writes a frame's ``attrs`` there, so they may hold the true values. They are copied
-only where they are known to be harmless:
+Metadata are free text, and pandas stores the ``attrs`` of a frame there, so they may contain true values. Only these
+metadata are kept, because they are known to be harmless:
 
-- ``pandas`` of a schema, which describes index and types, is written anew from the columns (``_pandas``).
-- ``PARQUET:field_id`` of a field is a 32-bit number by which table formats know the column.
-- ``ARROW:extension:*`` of a field is kept for types without parameters, and for those of pandas with known parameters.
+- ``pandas`` of a schema describes index and types. It is rebuilt from the columns (``_pandas``).
+- ``PARQUET:field_id`` of a field is a 32-bit number that table formats use to identify the column.
+- ``ARROW:extension:*`` of a field is kept for types without parameters, and for types of pandas with known parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exact reports of a batch on the CPU: every value by the table of its entry, on the entry's own grid."""
+"""Exact reports of a batch on the CPU: every value uses the table and the grid of its entry."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The release of categories: columns of codes or labels in, reports in the same kind of container out.
 
-Reports of randomised response are categories, as labels where the mechanism has labels. Dictionaries, enumerations and
-categories of an output are always all labels of the mechanism, in its order, and never those of the data. Other reports
-are unsigned integers, or sets as bytes.
+Reports of randomised response are categories, as labels if the mechanism has labels. The dictionary, enumeration or
+categories of an output always contain all labels of the mechanism, in its order, and never those of the data. Other
+reports are unsigned integers, or sets as bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of a release, which a ledger or a filter is charged before anything is released."""
+"""The cost of a release, and its charge to a ledger or filter before the release."""
 
 from __future__ import annotations
 

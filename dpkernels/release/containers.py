@@ -1,6 +1,6 @@
-"""Arrays and columns in, the same kind out, with or without missing values: NumPy, JAX, pandas, polars, pyarrow.
+"""Containers of values and reports, with or without missing values: NumPy, JAX, pandas, polars, pyarrow.
 
-Objects are known by the module of their type, so pandas and polars are never imported for the objects of others.
+A container is recognised by the module of its type, so pandas and polars are imported only for their own objects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The engines of ``perturb``, and how a vector is divided among them.
+"""The engines of ``perturb``, and the division of a vector among them.
 
-An engine makes the reports of checked values, the first of which has index ``start`` in the whole release.
-Value i of a vector gets the same random words whatever the engine, the pieces or the number of devices.
+An engine makes the reports of checked values, the first of which has index ``start`` in the whole release. The random
+words of value i do not depend on the engine, the chunks or the number of devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exact reports on the CPU: OpenSSL's ChaCha20 words into the sampler's integer kernel."""
+"""Exact reports on the CPU: the integer kernel of a sampler with ChaCha20 words of OpenSSL."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The noise of a table of integers inside a program, from words that come in halves: that of private training.
+"""Integer noise of private training inside a compiled program, from half words.
 
-Value i takes word i of the stream of upper halves. Where that leaves its code open, it takes word i of the stream of
-lower halves, and, if these draw the table's remainder, the whole word i of turn 1 of the noise's stream.
+Value i uses word i of the stream of upper halves. If this does not determine the code, it also uses word i of the
+stream of lower halves. If the remainder of the table is drawn, it also uses the whole word i of turn 1 of the stream of
+the noise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The state of this process in JAX: its settings, forks after JAX has run, and a CPU client for the release's threads.
+"""The state of JAX in this process: settings, forks after JAX has run, and a CPU client for the threads of a release.
 
-Of the release code, only this file uses private interfaces of JAX, because there are no public ones. Each has a tested
-fallback.
+This is the only file of the release code that uses private interfaces of JAX, because there are no public ones. Each
+use has a tested fallback.
 
 * Detection of whether JAX has run. A child process that is forked afterwards would wait forever for threads that it
   does not have. If the detection fails, the child is refused.

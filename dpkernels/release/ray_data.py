@@ -1,6 +1,6 @@
 """Perturbation of a ``ray.data.Dataset``, with the same noise if Ray recomputes a block.
 
-Ray Data has no row numbers, and recomputes a block when the machine that held it is lost. Fresh noise would be a second
+Ray Data has no row numbers, and recomputes a block when the machine that held it is lost. New noise would make a second
 report about the same people. The same noise for different values would disclose the difference of the values. Therefore
 the dataset is computed once, its rows are numbered in the order of its blocks, and a keyed hash of every block's values
 is stored. A task receives a block, the number of its first row, and that hash. If the values differ, because the

@@ -1,4 +1,4 @@
-"""Statistics of data that a data holder has, within one budget, with noise, intervals and reports derived from them."""
+"""Sessions: statistics of data that you hold, with noise and intervals, within one privacy budget."""
 
 from dpkernels.session.results import Result
 from dpkernels.session.session import DataWarning, Plan, Session

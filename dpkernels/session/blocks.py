@@ -1,8 +1,8 @@
 """Data of every kind, read in blocks of columns: tables in memory, lists of these, files, and datasets of Ray.
 
-A cell is read by ``cells.as_array`` whatever the data, and the rows and their order are those of the data. What may be
-wrong about data beside its cells, its names, types and size, is an error when it is opened. Whether it has changed
-since is seen from its ``fingerprint``, without reading it.
+``cells.as_array`` reads the cells of all kinds of data. The rows and their order are those of the data. Wrong column
+names, types or sizes raise an error when the data are opened. The ``fingerprint`` of data shows without reading them
+whether they have changed.
 """
 
 from __future__ import annotations

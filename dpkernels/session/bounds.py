@@ -1,4 +1,4 @@
-"""Bounds of values that nobody states, from noisy counts of the values by powers of two."""
+"""Private bounds of values, from noisy counts of the values between powers of two."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Cells of any kind of column: read as numbers, keys, persons and hashes, each by itself.
+"""Reading of the cells of a column as numbers, keys, persons or hashes.
 
-How a cell is read does not depend on other cells, which are of other persons, and no cell causes an error. A cell that
-is no number is missing, whatever else its column holds.
+The result for a cell does not depend on other cells, which belong to other persons, and no cell causes an error. A cell
+that is not a number is missing, whatever the rest of its column.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CSV files of which every line is read by itself."""
+"""Reading of CSV files in which every line is parsed separately."""
 
 from __future__ import annotations
 

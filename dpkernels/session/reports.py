@@ -1,4 +1,4 @@
-"""What a session released: as text, and as JSON that others can verify."""
+"""The record of the releases of a session: as text, and as JSON that others can verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One release of a session: sums and choices from the rows that count, with noise under keys of their own."""
+"""One release of a session: sums and selections of the rows that count, with noise from separate keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The statistics of a session, as values: what is released, with which bounds, and for which groups.
+"""Specifications of the statistics of a session, with their bounds and groups.
 
-A missing cell, and a cell that is no number, leaves its row out of the statistic that reads it. Infinities are clipped
-to the bounds, as all numbers are. So no cell can cause an error.
+If a cell is missing or not a number, its row is left out of the statistic. Infinities are clipped to the bounds, like
+all numbers. So no cell can cause an error.
 """
 
 from __future__ import annotations

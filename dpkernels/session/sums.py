@@ -1,11 +1,13 @@
 """Sums of integers and their noise.
 
-A row adds nonnegative weights that sum to 1, or one number in [-1, 1], to the sums of its group: its l1 norm is at most
-1, and that of a person with r rows at most r. Weights are rounded to multiples of 2^-32 once, row by row, so that sums
-are exact integers in any order. The sums are then rounded down to multiples of a power of two, h, about 2^-13 of the
-noise, and get discrete Laplace noise. With T >= 0 added to a sum, the rounded sum moves by floor(T/h) or ceil(T/h).
-1/h is an integer if h <= 1, so this leaves the l1 distance of one weight at r/h, and of two weights, too, of which the
-second is the rounded total less the first. Every further weight of a group adds at most 1.
+A row adds nonnegative weights with the sum 1, or one number in [-1, 1], to the sums of its group. So the l1 norm of its
+contribution is at most 1, and that of a person with r rows at most r. The weights of each row are rounded to multiples
+of 2^-32 once, so that sums are exact integers in any order.
+
+The sums are then rounded down to multiples of h, a power of two of about 2^-13 of the noise, and get discrete Laplace
+noise. If T >= 0 is added to a sum, the rounded sum changes by floor(T/h) or ceil(T/h). 1/h is an integer if h <= 1, so
+the l1 distance remains r/h for one weight. It also remains r/h for two weights, because the second is the rounded total
+minus the first. Every further weight of a group adds at most 1.
 """
 
 from __future__ import annotations

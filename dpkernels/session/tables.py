@@ -1,8 +1,8 @@
-"""The table of a session: its columns, and which rows of each person count.
+"""The table of a session: its columns, and the selection of the rows of each person.
 
-Nothing here depends on one person's rows in a way that another person's rows would show. Types and names of columns
-and the number of rows a table can have are public. Which rows of a person count is decided by a keyed hash of
-the person and of the rows' own content, so it depends neither on other persons nor on the order of rows.
+The rows of one person never affect the treatment of the rows of another person. Types and names of columns and the
+limit on the number of rows are public. A keyed hash of the person and of the content of the rows selects the rows that
+count, so the selection depends neither on other persons nor on the order of rows.
 """
 
 from __future__ import annotations

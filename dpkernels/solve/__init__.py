@@ -1,13 +1,13 @@
 """Small searches: roots, minima and feasible numbers.
 
-The files are ``base``, ``roots``, ``implicit``, ``minima`` and ``rounding``; a file imports earlier ones only. Each
-search takes plain numbers or JAX ones. Plain numbers are searched on the host, without compiling. JAX numbers are
-searched in a compiled loop, and every root has derivatives by one implicit rule. Where f(x(p), p) = 0,
+The files are ``base``, ``roots``, ``implicit``, ``minima`` and ``rounding``; each file imports only earlier files. Each
+search takes plain numbers or JAX numbers. The search with plain numbers runs on the host, without compiling. The search
+with JAX numbers is a compiled loop, and roots have derivatives by one implicit rule. Where f(x(p), p) = 0,
 
     dx/dp = -(df/dp) / (df/dx).
 
 A function maps (x, parameters) to a number, where parameters are a pytree of numbers, and closes over no tracer. A
-requirement reads excess(x, parameters) <= 0. An x that meets it is feasible. A NaN is infeasible.
+requirement has the form excess(x, parameters) <= 0. An x that satisfies it is feasible. NaN is infeasible.
 """
 
 from dpkernels.solve.base import Function, promote, while_loop

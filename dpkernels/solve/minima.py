@@ -1,4 +1,4 @@
-"""Minima and maxima, and the roots that are found next to a minimum."""
+"""Minima and maxima, and roots on either side of a minimum."""
 
 from __future__ import annotations
 

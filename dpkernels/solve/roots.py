@@ -1,4 +1,4 @@
-"""Roots without derivatives: elementwise ones, and those of plain numbers by SciPy."""
+"""Root finding without derivatives: elementwise, and by SciPy for plain numbers."""
 
 from __future__ import annotations
 

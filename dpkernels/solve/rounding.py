@@ -1,4 +1,4 @@
-"""Conservative rounding: the only rule that moves a result to the side on which a guarantee holds."""
+"""Conservative rounding: the one function that moves a result to the side on which a guarantee holds."""
 
 from __future__ import annotations
 

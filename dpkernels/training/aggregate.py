@@ -1,36 +1,37 @@
 r"""Private gradient aggregation for optax, with Gaussian noise from certified integers.
 
 ``private_aggregate`` takes the place of ``optax.contrib.differentially_private_aggregate``. It clips the gradient of
-every example, adds them up, adds Gaussian noise and divides by the expected batch size. It differs in three ways.
+every example, adds the gradients up, adds Gaussian noise and divides by the expected batch size. It differs in three
+ways.
 
-* The sum is one of integers. Every clipped gradient is rounded to multiples of a unit ``u`` before the sum, so that the
-  sum has no rounding error whatever the order, the number of devices or of micro-batches. ``clipping`` has the proof.
-* The noise is drawn from a table of integers with a verified certificate, with the words of ChaCha20.
+* The sum is a sum of integers. Every clipped gradient is rounded to multiples of a unit ``u`` first, so that the sum
+  has no rounding error, whatever the order and the number of devices or micro-batches. ``clipping`` has the proof.
+* The noise is drawn from a table of integers with a verified certificate, with random words of ChaCha20.
 * An example whose gradient is not finite, or has a norm of 10^30 or more, contributes 0.
 
 **Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``, with C the clipping
-norm, d the number of parameters and K the sensitivity in units. Noise of real numbers is narrower by the share
-``PrivateNoise.rounding_cost``, because K units stand for a norm of C.
+norm, d the number of parameters and K the sensitivity in units. Without rounding, the noise would be narrower by the
+fraction ``PrivateNoise.rounding_cost``, because K units represent a norm of C.
 
-**Micro-batches.** A release may take the examples of several updates. The updates in between are zeros, which must not
-reach an optimiser, whose moments and schedules would advance. So ``private_aggregate`` with micro-batches contains the
-optimiser, as ``optax.MultiSteps`` does, and calls it once a release.
+**Micro-batches.** A release may use the examples of several updates. The updates in between are zero. They must not
+reach the optimiser, because its moments and schedules would advance. So ``private_aggregate`` with micro-batches
+contains the optimiser, as ``optax.MultiSteps`` does, and calls it once per release.
 
-**Correlated noise.** With a strategy, later steps take off a part of the noise of earlier ones (``correlated.py``).
+**Correlated noise.** With a strategy, later steps subtract a part of the noise of earlier steps (``correlated.py``).
 
 **Keys.** Every step splits the state's key in two: a key for its noise, and a key for the steps to come. So no two
 steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
-be computed from a state. That of later steps can, so keep the state as secret as the data. In one process every call of
-``init`` begins a run with a key of its own, which is derived from the key and from the number of the call, also if
-several transformations have the same key. ``init`` cannot be compiled, because a compiled one would begin every run
-with the same key. Another process needs another key, or another name of the run, from which the keys of a run are
-derived as well.
+be computed from a state. That of later steps can, so keep the state as secret as the data. In one process, every call
+of ``init`` starts a run with a separate key, which is derived from the key and from the number of the call, also if
+several transformations have the same key. ``init`` cannot be compiled, because a compiled ``init`` would start every
+run with the same key. Another process needs another key, or another name of the run, from which the keys of a run are
+also derived.
 
 **States.** A state is a named tuple of arrays, as those of optax, and belongs to one transformation. It carries a hash
 of the transformation's key, which does not disclose it, and the transformation's settings. ``update`` uses the
 transformation's own settings, and refuses a state of other settings or of another key. Inside ``jit`` the numbers of a
-state are unknown: if they are of another transformation, all updates are NaN. A restored checkpoint therefore needs the
-same key and name of the run, or a new transformation with a new key, which ``renew_key`` puts into the state.
+state are unknown; if the state belongs to another transformation, all updates are NaN. A restored checkpoint therefore
+needs the same key and name of the run, or a new transformation with a new key, which ``renew_key`` puts into the state.
 
 A repeated step is not recognised. If two runs continue from one checkpoint with one key, or a step is repeated from one
 state with another batch, both have the same noise, and their difference discloses the data. Continue every run from a

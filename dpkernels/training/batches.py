@@ -1,13 +1,15 @@
 r"""Poisson samples of a data set with a static shape, for use inside ``jit``.
 
-**Places.** In floating point the gradient of an example may depend on its place in the batch, because vectors of the
-processor round in another order than what is left over at the end. If rows stood in the order of the data, an example
-more would move those after it, and so change the sum by more than its own gradient. So rows stand at random places,
-and the sum keeps its sensitivity: Let f_p be the gradient of what stands at place p, a function of this example alone.
-The places of the m rows of a batch are m different ones, uniformly at random. Among m + 1 rows, those of the first m
-are so, too. Draw both batches with the same places of these, then the sums differ by f_p of one example, which is
-clipped. The places do not depend on the data and are not disclosed, so that the mixture over them costs no more than
-each (joint convexity).
+**Positions.** In floating point, the gradient of an example may depend on its position in the batch, because vector
+instructions round in another order than the scalar instructions for the last rows. If rows were in the order of the
+data, an additional example would move the rows after it, and so change the sum by more than its own gradient. Rows
+therefore have random positions.
+
+The sum then keeps its sensitivity. Let f_p be the gradient of an example at position p, a function of this example
+alone. The m rows of a batch have m different positions, uniformly at random. In a batch of m + 1 rows, the positions of
+the first m rows have the same distribution. Couple both batches such that these positions agree. Then the sums differ
+by f_p of one example, which is clipped. The positions do not depend on the data and are not disclosed, so the mixture
+over them costs no more than each of them (joint convexity).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-r"""Sums over examples of clipped and rounded gradients: integers, whose order of summation does not matter.
+r"""Sums of clipped gradients, rounded to integers, so that the order of summation does not matter.
 
-**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let
-``u = C / (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where
-``s = min(1/u, (1 - 2^-20) (K - sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and
-rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at
-most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
-float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
-that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
-B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less, which leaves the
-gradients of the others as they are (``batches.py``), changes the vector of sums by at most K units in the l2 norm. The
-certificate of the noise is for exactly this: vectors of integers that are at most K apart.
+**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let ``u = C
+/ (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where ``s = min(1/u, (1 - 2^-20) (K -
+sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and rounding moves every coordinate by
+at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at most 2^31 squares, which is off by
+a factor within 1 +- 2^-22 in any order of summation; g, s and their product are float32 numbers, off by factors within
+1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so that s is a normal number, and integers
+below 2^24 are exact in float32. The sum of at most B examples is at most B K < 2^31 in every coordinate, which is
+checked when it is traced. One example more or less does not change the gradients of the others (``batches.py``), so it
+changes the vector of sums by at most K units in the l2 norm. The certificate of the noise is for this case: vectors of
+integers at a distance of at most K.
 
 **Devices.** Examples that are split over devices are added up on their own device, and the sums of the devices are then
 added. Their gradients do not leave the device.

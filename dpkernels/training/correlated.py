@@ -1,12 +1,12 @@
-r"""Correlated noise for training without sampling: a banded Toeplitz strategy in integers, and what a run costs.
+r"""Correlated noise for training without sampling: a banded Toeplitz strategy in integers, and the cost of a run.
 
 Let x_t be the integer sum of step t and z_t the certified Gaussian integers of the step. A strategy has integers
 ``c_0 >= c_1 >= ... >= c_{p-1} >= 0``, the bands of the lower-triangular Toeplitz matrix C. The release of step t is
 
     w_t = x_t + e_t,    e_t = round((z_t - c_1 e_{t-1} - ... - c_{p-1} e_{t-p+1}) / c_0),
 
-which is x + c_0 C^-1 z/c_0 up to rounding: noise is taken off again in later steps, so that sums of releases have less
-of it. All releases are a function of the integers y = C x + z, because
+which is x + c_0 C^-1 z/c_0 up to rounding: later steps subtract a part of earlier noise, so that sums of releases have
+less noise. All releases are a function of the integers y = C x + z, because
 
     w_t = round((y_t - c_1 w_{t-1} - ... - c_{p-1} w_{t-p+1}) / c_0),
 
@@ -14,9 +14,9 @@ and rounding a sum with an integer x_t is the same as adding it to the rounded r
 the run costs what the one Gaussian release y costs: its sensitivity is that of C, for examples that are used at most k
 times, and at least b steps apart. See docs/proofs/correlated_noise.md. No amplification by sampling is claimed.
 
-**Left out.** With a banded inverse, C^-1 z needs the noise of a few steps only, which could be drawn again from the
-keys. But C then has fractions of ever larger denominators, and so has C x, while z has integers: the fractional part
-of C x would be disclosed. The proof page has an example.
+**Not supported.** If the inverse of C is banded, C^-1 z needs only the noise of a few steps, which could be drawn again
+from the keys. But C and C x then have fractions with growing denominators, while z consists of integers, so the
+fractional part of C x would be disclosed. The proof page has an example.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The noise of private training: one certified table of Gaussian integers for all steps, and what it costs."""
+"""The noise of private training: one certified table of Gaussian integers for all steps, and its privacy cost."""
 
 from __future__ import annotations
 

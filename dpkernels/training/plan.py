@@ -8,12 +8,12 @@
         updates, state = optimiser.update(gradients, state, params)
         params = optax.apply_updates(params, updates)
 
-The noise multiplier pays for everything that a run does: the rigorous bound of Gaussian noise on Poisson samples, the
-distance of the noise from a Gaussian, batches that overflow, and rounding. With ``strategy=`` the noise of the steps is
-correlated, every example is in the same batch of all epochs, and no sampling is accounted.
+The noise multiplier accounts for all costs of a run: the rigorous bound of Gaussian noise on Poisson samples, the total
+variation distance of the noise from a Gaussian, overflowing batches, and rounding. With ``strategy=``, the noise of the
+steps is correlated, every example is in the same batch of all epochs, and there is no amplification by sampling.
 
-A checkpoint is the parameters and the optimiser's state, whose ``step`` says where the batches go on. A step that is
-repeated after a crash has the same batch and the same noise.
+A checkpoint consists of the parameters and the state of the optimiser, whose ``step`` is the position in the batches. A
+step that is repeated after a crash has the same batch and the same noise.
 """
 
 from __future__ import annotations

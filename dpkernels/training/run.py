@@ -3,10 +3,10 @@
     run = noise_multiplier_for(TrainingRun(1.0, 0.01, 1000, slack=overflow), epsilon=2.0, delta=1e-5, dimensions=2410)
     run.noise_multiplier, run.epsilon(1e-5), run.bracket(delta=1e-5)
 
-Every step is Gaussian noise on a random batch of the data, up to a total variation distance: that of the noise's table
-from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a step adds at
-most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers include. For that the distance
-must be s for both of two neighbouring data sets, as ``PrivateNoise.total_variation`` and ``poisson_overflow`` are.
+Every step is Gaussian noise on a random batch of the data, up to a total variation distance s: the distance of the
+noise table from a Gaussian, plus the probability that a sample has more rows than its batch can hold. T steps add at
+most T s (1 + e^eps) to delta (docs/proofs/vectors.md), which all results include. For this, s must bound the distance
+for both of two neighbouring data sets, as ``PrivateNoise.total_variation`` and ``poisson_overflow`` do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bounds of one report on a grid: masses above and below a dominating pair in the convex order of R = p/q.
 
-Under q, R has mean 1. Two operations move it to a grid:
+Two operations move the distribution of R to a grid:
 
 - A mean-preserving spread splits the R of a cell between both ends of the cell. It increases every hockey-stick
   divergence ("connect the dots", Doroshenko 2022).

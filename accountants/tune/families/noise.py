@@ -1,4 +1,4 @@
-"""Families of additive noise: determined by its budget, merged Laplace, staircase, truncated and recycled."""
+"""Families of additive noise: with one scale parameter, merged Laplace, staircase, truncated and recycled."""
 
 from __future__ import annotations
 

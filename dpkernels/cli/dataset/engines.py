@@ -1,9 +1,9 @@
 """Engines that run the parts of a dataset: threads of this process, or tasks on a Ray cluster.
 
-Ray runs again what a dead worker or machine did not finish. The key goes to a task as an argument of its own, a few
-bytes that Ray keeps in the description of the task, in the memory of the driver and of the workers. What is in the
-object store, and so may be written to disks, is the job. ``release.ray_data`` cannot use these tasks: its blocks have
-no size and time of a file to check, so it hashes their values, and its reports stay on the cluster.
+Ray runs a task again if its worker or machine dies. The key is a separate argument of a task, of a few bytes. Ray keeps
+it in the description of the task, in the memory of the driver and of the workers. Only the job is in the object store,
+which may be written to disks. ``release.ray_data`` cannot use these tasks: its blocks have no file size and time to
+check, so it hashes their values, and its reports stay on the cluster.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The folder of a release of many files. It becomes a release with its sidecar, which is put last.
+"""The folder of a release of many files. It is a valid release once the sidecar is written, which is the last step.
 
-On this machine's file systems a folder is made beside OUT under a hidden name, and renamed to OUT when it is complete.
-A store of objects has no renames; there the parts get names that only this run uses, and a file ``_NOT_A_RELEASE`` lies
-beside them until the sidecar is there.
+In a local file system, the folder is created next to OUT under a hidden name, and renamed to OUT when it is complete.
+An object store has no renames. There the parts get names that only this run uses, and a file ``_NOT_A_RELEASE`` marks
+them as incomplete until the sidecar is written.
 """
 
 from __future__ import annotations

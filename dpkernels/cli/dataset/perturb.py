@@ -1,9 +1,9 @@
 """``perturb`` of a dataset: planned in parts, charged once, released part by part by an engine, and bound by a sidecar.
 
-A plan reads the files' footers, so every part knows the index of its first row before a row is read. A task may be run
-again, anywhere, and makes the same bytes: the noise of a row is a function of the release's key and of the row's index,
-and so is the name that the file gets, by a rename or an atomic put. A second run of a part, after or beside the first,
-makes no difference.
+The plan reads the footers of the files, so the index of the first row of every part is known before a row is read. A
+task may be run again on any machine and writes the same bytes, because the noise of a row is a function of the key of
+the release and of the index of the row. The file also gets the same name, by a rename or an atomic put. So it does not
+matter if a part is run twice, even at the same time.
 """
 
 from __future__ import annotations

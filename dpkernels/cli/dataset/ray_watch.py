@@ -1,9 +1,8 @@
-"""End a Ray cluster of this machine with its driver: a script of its own process, ``ray_watch.py SESSION``.
+"""Stop a local Ray cluster when its driver ends: a script for a separate process, ``ray_watch.py SESSION``.
 
-Ray ends most of a cluster when the driver is killed, but its agents wait a minute for the cluster that is gone. This
-process waits for the end of its standard input, which comes when the driver ends, however that ends. A driver that has
-shut its cluster down writes a byte before. The script imports the standard library alone, and works where there is
-``/proc``.
+If the driver is killed, Ray stops most of the cluster, but its agents wait for a minute. This process waits for the end
+of its standard input, which comes when the driver ends for any reason. A driver that has shut its cluster down first
+writes a byte. The script imports only the standard library, and requires ``/proc``.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Files of values: formats, records and cells, and outputs that are whole or not there."""
+"""Files of values: formats, records and cells, and outputs that are either complete or absent."""

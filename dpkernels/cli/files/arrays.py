@@ -1,4 +1,4 @@
-"""``.npy``: one array of any shape. Plain reads and writes, not memory maps: a map dies of a full disk by signal."""
+"""``.npy``: one array of any shape. No memory maps are used, because a full disk would kill the process by a signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between NumPy and Arrow without a copy: ``pa.array`` and ``to_numpy`` would import pandas, where it is installed."""
+"""Conversion between NumPy and Arrow without a copy, and without importing pandas, as ``pa.array`` would."""
 
 from __future__ import annotations
 

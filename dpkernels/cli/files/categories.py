@@ -1,7 +1,7 @@
 """Columns of categories in files: from cells to codes, and from reports to cells.
 
-The cells of a text file are compared byte by byte with the labels, and those of a Parquet file as texts, so that the
-labels of the options are texts everywhere. Without labels the categories are the whole numbers from 0 on.
+The cells of a text file are compared with the labels byte by byte, and those of a Parquet file in their text form, so
+that the labels of the options are always texts. Without labels, the categories are the integers from 0.
 """
 
 from __future__ import annotations

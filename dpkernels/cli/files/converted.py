@@ -1,8 +1,8 @@
-"""A file that is released in another format: copied cells become text or Arrow columns, reports stay the same numbers.
+"""Release in another format: copied cells become text or Arrow columns, and reports remain the same numbers.
 
-Copied cells of a text file are text in a Parquet file, exactly as they are between their quotes: types that are found
-from values would depend on them. Copied columns of a Parquet file become the text that Arrow prints, with an empty cell
-for null. A text file that is written quotes the cells that need it, and those that are empty and not null.
+Copied cells of a text file become text in a Parquet file, exactly as they are inside their quotes, because inferred
+types would depend on the values. Copied columns of a Parquet file become the text that Arrow prints, with an empty cell
+for null. In a text file that is written, cells have quotes if they need them, or if they are empty but not null.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Columns of dates: from cells to days since an origin.
 
-A date is its day, as the file shows it: a time of day is dropped, and a zone changes nothing. A timestamp of a Parquet
-file that has a zone is shown in that zone. Text is ISO 8601, ``YYYY-MM-DD`` with or without a time.
+Only the day of a date counts, as the file shows it: a time of day is dropped, and a time zone is ignored. A Parquet
+timestamp with a zone is converted to this zone. Text is ISO 8601, ``YYYY-MM-DD`` with or without a time.
 """
 
 from __future__ import annotations

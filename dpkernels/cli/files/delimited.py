@@ -2,7 +2,7 @@
 
 The grammar is strict (RFC 4180, with LF for CRLF where the file has it): a quote opens a cell or is in a quoted one, a
 quote in a quoted cell is doubled, and a closing quote ends its cell. Other text is refused, because another reader
-might see other cells in it, and copy a protected value with one.
+might split it into other cells, so that a protected value would be copied.
 """
 
 from __future__ import annotations

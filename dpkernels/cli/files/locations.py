@@ -1,6 +1,6 @@
-"""Places of files: on this machine, by name or pattern, or on any file system that Arrow knows by its URI.
+"""Locations of files: local names and patterns, and URIs of the file systems that Arrow supports.
 
-Unlike with ``glob``, a folder that cannot be read is an error, and the caller sees links that lead nowhere.
+Unlike with ``glob``, a folder that cannot be read is an error, and broken links are returned to the caller.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A finished release: its output and sidecar, what these guarantee, and how anyone verifies them."""
+"""``dpkernels perturb`` for one file: the release, its output and sidecar, and their verification."""

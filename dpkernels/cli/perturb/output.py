@@ -1,19 +1,19 @@
-"""The output of one file and its sidecar, replaced together: always the old release or the new one, as a whole.
+"""Atomic replacement of an output and its sidecar: there is always a complete old release or a complete new release.
 
-Both new files are complete and on the disk before anything is replaced. Two renames cannot be one, so between them the
-sidecar is for both releases: it is the new one, which binds the new output by SHA-256, with the text of the old one in
-its first field, "replacing" (null where there was none). In order:
+Both new files are complete and on the disk before anything is replaced. Two files cannot be renamed in one atomic step.
+Between the renames, the sidecar therefore covers both releases: it is the new sidecar, which holds the SHA-256 of the
+new output, and its first field, "replacing", has the text of the old sidecar (null if there was none). The steps are:
 
-1. OUT.json becomes that double sidecar. OUT is still the old output, whose sidecar is inside.
-2. OUT becomes the new output, whose sidecar the double one is.
+1. OUT.json becomes the double sidecar. OUT is still the old output.
+2. OUT becomes the new output.
 3. OUT.json becomes the new sidecar alone.
 
-After a stop before 1 there is the old release, after 3 the new one; between 1 and 2, or 2 and 3, the hash of OUT
-says which of the two releases in OUT.json is its own. ``certify --verify`` reads them so, and ``settle``, with which
-the next run to this output begins, finishes or undoes what was begun.
+A run that stops before step 1 leaves the old release, and one that stops after step 3 leaves the new release. In
+between, the hash of OUT determines which of the two sidecars in OUT.json belongs to it. ``certify --verify`` takes this
+into account. The next run to the same output calls ``settle`` first, which finishes or undoes the replacement.
 
-Standard output is written to a private file first, so that an output that cannot be completed is not begun. The private
-file has no name, so it disappears with the process, however that ends.
+Standard output is first written to a private file, so that an output that cannot be completed is not started. The
+private file has no name, so it disappears when the process ends for any reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Files whose rows are queries: every row has a mechanism of its own, whose parameters are in public columns.
+"""Files whose rows are queries: every row has a separate mechanism, whose parameters are in public columns.
 
-Columns of parameters are copied into the output, and the sidecar has every row's claim, so they must not depend on
-private data: a sensitivity or an epsilon that was computed from the data leaks. ``accountants.tune.allocate`` divides
-one budget for the whole file, which is released only if the composition of its integer tables is within the budget.
+Columns of parameters are copied into the output, and the sidecar states the guarantee of every row. Parameters must
+therefore not depend on private data: a sensitivity or an epsilon that was computed from the data leaks the data.
+``accountants.tune.allocate`` divides one budget for the whole file, which is released only if the composition of its
+integer tables is within the budget.
 """
 
 from __future__ import annotations

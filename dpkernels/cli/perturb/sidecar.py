@@ -1,4 +1,4 @@
-"""A release as it is specified before a value is read, and its sidecar, from which anyone can verify it."""
+"""The specification of a release, made before a value is read, and its sidecar, from which anyone can verify it."""
 
 from __future__ import annotations
 

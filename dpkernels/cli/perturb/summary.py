@@ -1,4 +1,4 @@
-"""The summary of a release: the columns, their guarantees, what they are good for, and what is not protected."""
+"""The summary of a release: its columns, their guarantees and uses, and the data that are not protected."""
 
 from __future__ import annotations
 

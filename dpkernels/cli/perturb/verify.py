@@ -1,10 +1,14 @@
 """``dpkernels certify``: the certificate of one mechanism, or of every column of a finished release.
 
-A release is verified from its sidecar, and from its output where that is beside it. From the sidecar alone: every
-certificate, from its integers; the sums; that a mechanism of the name, made again with the options, has the table. With
-the output: its bytes, rows and columns, and that every number of a perturbed column is a report that the column's table
-can make. Anything else that a sidecar holds is printed as declared. A sidecar is not signed: a user who can write both
-files can declare anything.
+A release is verified from its sidecar, and from its output if the output is next to the sidecar:
+
+- The sidecar alone is enough to recompute every certificate from its integers, to verify the sums, and to check that
+  the named mechanism with the stated options has the same table.
+- With the output, its bytes, rows and columns are checked, and that every number of a perturbed column is a possible
+  report.
+
+All other entries of a sidecar are printed as declared. A sidecar is not signed: a user who can write both files can
+declare anything.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts of reports about categories: the sufficient statistic of estimates, in constant memory, and mergeable."""
+"""Counts of reports about categories: a sufficient statistic for estimates, in constant memory, that can be merged."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Heavy hitters: the most frequent values of a domain that is too large to enumerate, by extension of prefixes.
 
-Values are words of a fixed number of digits. There is a level for each of some growing lengths, with block response on
-all prefixes of this length. The supports of any one prefix are counted without a table of all of them: with direction a
-and block s of a report, the prefixes y with <a, y> = s. Level by level, the prefixes with the most supports are kept,
-and extended by all digits of the next level.
+Values are words of a fixed number of digits. A level is a length of prefixes, with block response on all prefixes of
+this length. A report with direction a and block s supports the prefixes y with <a, y> = s, so the supports of a prefix
+can be counted without a table of all prefixes. Level by level, the prefixes with the most supports are kept, and
+extended by all digits of the next level.
 
 Source: prefix extension (Wang, Li & Jha, "Locally differentially private heavy hitter identification", 2019), with
 block response in the place of hashing, so that the supports of a value have an exact distribution.

@@ -1,8 +1,8 @@
 """Confidence intervals of the number of people in a category, from the number of reports that support it.
 
-Of n people m are in the category, and C = Bin(m, p) + Bin(n - m, q) reports support it, which increases with m. The
-interval holds every m for which both P(C >= c) and P(C <= c) exceed half of the risk. It is exact: no normal
-approximation is made.
+If m of n people are in the category, C = Bin(m, p) + Bin(n - m, q) reports support it, which increases with m. The
+interval contains every m for which both P(C >= c) and P(C <= c) exceed half of the allowed error probability. It is
+exact, without a normal approximation.
 """
 
 from __future__ import annotations

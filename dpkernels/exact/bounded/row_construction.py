@@ -1,4 +1,4 @@
-"""Construction of tables row by row. They are proposals; ``BoundedCertificate.of`` decides."""
+"""Construction of tables row by row. ``BoundedCertificate.of`` then verifies or refuses them."""
 
 from __future__ import annotations
 

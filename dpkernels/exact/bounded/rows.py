@@ -1,11 +1,11 @@
 """Integer tables row by row, on an interval, their certificates and their sampler.
 
-A ``RowTable`` has n rows and m codes. Row i gives code j the weight weights[i, j], total 2^bits for every row, and code
-j stands for the value  middle + step places[j].
+A ``RowTable`` has n rows and m codes. Row i has the weight weights[i, j] for code j, with the total 2^bits for every
+row. Code j represents the value  middle + step places[j].
 
-The step follows from the rows' means, which are evenly spaced. An input between two rows' means is rounded to one of
-them at random, so what holds for rows (mean, pure DP of any two inputs or of inputs within a sensitivity) holds for
-inputs.
+The means of the rows are evenly spaced, which determines the step. An input between the means of two rows is rounded to
+one of them at random. So all properties of rows (mean, pure DP of any two inputs or of inputs within a sensitivity)
+also hold for inputs.
 """
 
 from __future__ import annotations

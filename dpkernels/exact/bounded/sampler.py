@@ -1,4 +1,4 @@
-"""The base of samplers of bounded tables: how inputs are rounded to rows, and codes become reports."""
+"""The base class of samplers of bounded tables: rounding of inputs to rows, and the map from codes to reports."""
 
 from __future__ import annotations
 

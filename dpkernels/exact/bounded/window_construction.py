@@ -1,4 +1,4 @@
-"""Construction of window tables. They are proposals; ``BoundedCertificate.of`` decides."""
+"""Construction of window tables. ``BoundedCertificate.of`` then verifies or refuses them."""
 
 from __future__ import annotations
 

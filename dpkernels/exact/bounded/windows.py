@@ -1,13 +1,13 @@
 """Integer tables of a window over a base, on an interval, their certificates and their sampler.
 
-A ``WindowTable`` has N output codes and S + 1 rows. Row s gives code j the weight
+A ``WindowTable`` has N output codes and S + 1 rows. Row s has, for code j, the weight
 
     base[j] + window[j - s],    0 <= j - s < w,    S = N - w,    total 2^bits for every s,
 
-and code j stands for the value  middle + step (j - (N - 1)/2).
+and code j represents the value  middle + step (j - (N - 1)/2).
 
-The step follows from the rows' means, which are evenly spaced. An input between two rows' means is rounded to one of
-them at random, so what holds for rows (mean, pure DP of any two inputs) holds for inputs.
+The means of the rows are evenly spaced, which determines the step. An input between the means of two rows is rounded to
+one of them at random. So all properties of rows (mean, pure DP of any two inputs) also hold for inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Certificates of mechanisms for categories: the integers that ``sampler.py`` draws from, and their ratios.
+"""Certificates of mechanisms for categories: the integers of ``sampler.py``, and the largest probability ratio.
 
-A report supports the true category where a word of 64 bits is below T. The ratio of a report's probabilities given two
-categories is (T/(2^64 - T)) (d - k)/k at most, with the d blocks or categories of which a report names k; and k = 1 for
-blocks. Certificates compare this fraction with e^epsilon.
+A report supports the true category if a word of 64 bits is below T. The ratio of the probabilities of a report given
+two categories is at most (T/(2^64 - T)) (d - k)/k. Here d is the number of categories or blocks, of which a report
+names k (k = 1 for blocks). Certificates compare this fraction with e^epsilon.
 """
 
 from __future__ import annotations

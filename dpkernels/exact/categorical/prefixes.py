@@ -1,7 +1,8 @@
 """The exact sampler of reports of prefixes, where each person reports at one level, and its certificate.
 
-A person's level is drawn independently of the value, and every level's report has the certificate of its block
-response. So the ratio of a report's probabilities given two values is at most the largest one of the levels.
+The level of a person is drawn independently of the value, and the report of every level has the certificate of its
+block response. So the ratio of the probabilities of a report given two values is at most the largest ratio of the
+levels.
 """
 
 from __future__ import annotations

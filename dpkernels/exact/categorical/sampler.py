@@ -1,15 +1,15 @@
 """Exact samplers of mechanisms for categories.
 
-A word u of 64 random bits decides whether a report supports the true category: where u < T, so p = T/2^64. Everything
-else is uniform, and no probability is rounded:
+A report supports the true category if a random word u of 64 bits is below T, so p = T/2^64. All other choices are
+uniform, and no probability is rounded:
 
 - Randomised response: the words from T on are d - 1 runs of t = (2^64 - T)/(d - 1), one for each other category.
 - Subset selection: the k or k - 1 categories besides the true one are a uniform set of the d - 1 others.
 - Block response: the direction is independent of the value, and the block is randomised response.
 
-Slots are the categories other than the last one, and ``uniform_sets`` draws a set of them without reading the value. In
-the end the bits of the true and of the last category are exchanged, and the true one's bit is set or cleared. The set
-is thus uniform over the other categories, and the time does not depend on the value.
+Slots are all categories but the last. ``uniform_sets`` draws a set of slots without reading the value. Then the bits of
+the true category and of the last category are exchanged, and the bit of the true category is set or cleared. So the set
+is uniform over the other categories, and the time does not depend on the value.
 """
 
 from __future__ import annotations

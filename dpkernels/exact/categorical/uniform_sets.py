@@ -4,18 +4,18 @@ The slots are divided into parts of 16 x 2^a slots, for the binary digits of m /
 
     P(c of the first s of l slots | j of all l) = C(s, c) C(l - s, j - c)/C(l, j)
 
-divides the members between a part and what is left, and then between the halves of every part, down to leaves of 16
-slots. The members of a leaf are one of C(16, j) patterns, all equally likely. So every set of j of m slots has the
+divides the members between a part and the remaining slots, and then between the halves of every part, down to leaves of
+16 slots. The members of a leaf are one of C(16, j) patterns, all equally likely. So every set of j of m slots has the
 probability 1/C(m, j).
 
 No probability is rounded:
 
-- A split reads the binary digits of a uniform U in [0, 1) until they decide in which of the counts' intervals U is. The
-  first 32 digits are a word. A table with a cell for each value of the first 11 of them holds the count, or 0 if a
-  boundary is inside the cell; then all 32 are compared with the boundaries. If they equal the first 32 digits of a
-  boundary, Python's integers compare as many more digits as it takes.
-- A leaf multiplies words of 32 bits by the number of its patterns, and draws those again that are too many for equal
-  shares.
+- A split reads the binary digits of a uniform U in [0, 1) until they determine the interval of a count that contains U.
+  The first 32 digits are a word. A table with a cell for each value of the first 11 digits holds the count, or 0 if a
+  boundary is inside the cell. In the latter case, all 32 digits are compared with the boundaries. If they equal the
+  first 32 digits of a boundary, Python integers compare as many further digits as necessary.
+- A leaf multiplies words of 32 bits by the number of its patterns, and rejects the surplus words, so that all patterns
+  are equally likely.
 """
 
 from __future__ import annotations

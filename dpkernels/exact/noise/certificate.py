@@ -1,7 +1,7 @@
-"""Certificates of noise tables: the delta that a table has, exactly, for one value and for vectors.
+"""Certificates of noise tables: the exact delta of a table, for one value and for vectors.
 
-Two properties of a table bound the privacy loss of a vector, one table serving every coordinate, when a neighbour moves
-coordinate i by s_i bins (docs/proofs/vectors.md).
+Let the same table draw the noise of every coordinate of a vector, and let neighbouring vectors differ by s_i bins in
+coordinate i. Two properties of the table bound the privacy loss of the vector (docs/proofs/vectors.md).
 
 * l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
   itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
@@ -9,7 +9,7 @@ coordinate i by s_i bins (docs/proofs/vectors.md).
   vector has the delta of Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), plus d tau (1 + e^eps).
 
 The distance tau of a table of 64-bit weights is about 2^-64 times the number of codes. A table with a remainder
-(remainder.py) has weights of 128 bits, of which all but one in 2^47 draws need the first 64.
+(remainder.py) has weights of 128 bits; all but one in 2^47 draws need only the first 64.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Construction of noise tables. They are proposals; ``certify_noise`` and ``certify_vector`` decide.
+"""Construction of noise tables. ``certify_noise`` and ``certify_vector`` then verify or refuse them.
 
-A table is built of the masses of a density on bins, or of points on a lattice, rounded up to integers. A bin's weight
-is the density's mass in it, so sampling the table is a rounding of the density's noise and inherits its guarantee.
-Rounding weights up costs at most one unit of 2^-bits per code.
+The weights of a table are the masses of a density on bins, or of points on a lattice, rounded up to integers. Without
+this rounding, to sample from the table would be to sample from the density and to round to bins, which keeps the
+guarantee. Rounding weights up costs at most one unit of 2^-bits per code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gaussian probabilities in fixed point, between proven bounds: of a half-line, and of all cells of a lattice."""
+"""Proven bounds on Gaussian probabilities in fixed point: of a half-line, and of all cells of a lattice."""
 
 from __future__ import annotations
 

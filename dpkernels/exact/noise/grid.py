@@ -1,11 +1,11 @@
-"""The grid of additive noise: how inputs are rounded to positions, and reports follow from them.
+"""The grid of additive noise: rounding of inputs to positions, and the map from positions and codes to reports.
 
 An input x is rounded to the position
 
     floor((floor(x/g + 1/2) + r) / M),    g = 2^grid_log2,    r uniform on 0..M-1,
 
-a stochastic rounding to multiples of the bin width h = M g, in exact arithmetic: x/g moves a float's exponent, the rest
-are integers. The report is h (position + code), see ``table.py``.
+a stochastic rounding to multiples of the bin width h = M g, in exact arithmetic: x/g changes only the exponent of a
+float, and all other operations use integers. The report is h (position + code), see ``table.py``.
 """
 
 from __future__ import annotations

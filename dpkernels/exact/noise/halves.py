@@ -1,10 +1,10 @@
-"""Integer noise by halves of its words: the lower half of a word is drawn only where the upper one leaves a draw open.
+"""Integer noise from half words: the lower half is drawn only if the upper half does not determine the code.
 
-A table's sampler takes words of 2h bits. With k bits for the column of the alias table, the upper half has the column
-and the first h - k bits of what is compared with the column's threshold. If they differ from the threshold's own first
-bits, the lower half does not matter. They are equal in a share of about 2^(k - h) of all draws: with tables of Gaussian
-noise in one of 32,768 to 4,096. Every draw is the table's sampler of a whole word of independent random bits, so its
-law is that of the certificate. See docs/proofs/vectors.md.
+The sampler of a table takes words of 2h bits. The upper half has the k bits that select a column of the alias table,
+and the first h - k bits of the number that is compared with the threshold of the column. If these differ from the first
+bits of the threshold, the lower half does not matter. They are equal in a fraction of about 2^(k - h) of all draws: for
+tables of Gaussian noise, in one of 32,768 to 4,096. The result is always that of a whole word of independent random
+bits, so its distribution is the certified one. See docs/proofs/vectors.md.
 """
 
 from __future__ import annotations

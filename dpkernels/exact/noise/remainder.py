@@ -1,12 +1,12 @@
-"""The remainder of a noise table: what its weights lack, drawn by a second word.
+"""The remainder of a noise table: a second word refines the rounded weights of the table.
 
-Beside its codes a table has the weight ``rest``. A draw of it goes on: a second word draws a code c from the weights of
-the remainder. With B the bits of a word, w(c) the table's weights and v(c) the remainder's, c has the probability
+Besides its codes, a table has an outcome with the weight ``rest``. If it is drawn, a second word draws a code c from
+the weights of the remainder. With B the bits of a word, w(c) the weights of the table and v(c) those of the remainder,
+c has the probability
 
     (2^B w(c) + rest v(c)) / 2^(2B),
 
-a fraction of 128 bits. The words of all draws but a share of rest/2^B decide without the second one. See
-docs/proofs/vectors.md.
+a fraction of 128 bits. Only a fraction rest/2^B of all draws needs the second word. See docs/proofs/vectors.md.
 """
 
 from __future__ import annotations

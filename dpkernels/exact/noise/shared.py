@@ -1,9 +1,10 @@
-"""Laplace noise of any number of scales from few tables: an entry of a batch chooses its cells, and not its table.
+"""Laplace noise with any number of scales from few tables: entries of a batch differ in the size of their cells.
 
-The probabilities of a table change by a factor of at most e^rate from one code to the next. So neighbours c cells apart
-have the budget c rate. An entry of the budget eps cuts its sensitivity into at most c = floor(eps/rate) cells. This
-noise has the scale 1/rate in cells, which is D/eps but for the rounding of c and of the cell's grid points: with rates
-for every power of two of the budget, the scale is at most 0.15 % larger from eps = 1/16 on, and 0.5 % from 0.01 on.
+The probabilities of a table change by a factor of at most e^rate from one code to the next. So neighbours that are c
+cells apart have the privacy loss c rate. An entry with budget eps divides its sensitivity D into at most c =
+floor(eps/rate) cells. The noise has the scale 1/rate in cells, which is D/eps except for the rounding of c and of the
+grid points of a cell. With a rate for every power of two of the budget, the scale is at most 0.15 % larger for eps >=
+1/16, and 0.5 % for eps >= 0.01.
 """
 
 from __future__ import annotations

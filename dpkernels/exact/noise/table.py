@@ -1,7 +1,7 @@
 """Noise tables: integer weights of additive noise on a grid, and the delta of shifted tables.
 
 The code ``first + j`` has the probability weights[j] / 2^bits, whatever the input. A report is h (position + code), see
-``grid.py``. The privacy of the release is that of the table shifted by up to ceil(ceil(D/g) / M) bins, see
+``grid.py``. The privacy of the release follows from the table and its shifts by up to ceil(ceil(D/g) / M) bins, see
 docs/proofs/noise_tables.md. The hockey-stick divergence is computed at every such shift.
 """
 

@@ -1,13 +1,13 @@
-"""The endless tail of a noise table: blocks of codes that repeat.
+"""The unbounded tail of a noise table: blocks of codes with repeating weights.
 
-Beyond its last code n a table has the weight ``rest`` on either side. A draw of it goes on in the tail. A second word
-draws the side. A third one draws a code of the first block, n + 1 + t, or the weight ``further``, which stands for the
+A table with the last code n also has an outcome with the weight ``rest`` on either side. If it is drawn, a second word
+draws the side. A third word draws a code of the first block, n + 1 + t, or the outcome ``further``, which means the
 next block. The next word then draws from the same weights for that block, and so on without end. With B the bits of a
 word, the code n + 1 + k L + t, and its negative, has the probability
 
     rest/2^B (further/2^B)^k block[t]/2^B,    t = 0..L - 1, k = 0, 1, ...
 
-So what holds for the first block and the step from it to the second one holds for all blocks. See
+So a bound for the first block, and for the step to the second block, holds for all blocks. See
 docs/proofs/endless_noise.md.
 """
 

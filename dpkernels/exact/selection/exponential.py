@@ -4,9 +4,10 @@
 
 Let n_i = max(s) - s_i be the gaps, w_i = e^(-eps n_i) the weights, C_i = w_0 + ... + w_i their sums, and W the last
 sum. The choice is the first i with U W < C_i, for a real number U uniform on [0, 1). U is read a few bits at a time.
-Floats decide if their error, which is bounded below, cannot change the choice, which is almost always the case.
-Otherwise integers decide, with further bits of U until the choice is certain. So the choice has exactly the
-probabilities of real arithmetic, and costs no delta. Gumbel noise in floating point has other, unknown probabilities.
+Floating-point arithmetic is used if its error, which is bounded, cannot change the choice; this is almost always the
+case. Otherwise integer arithmetic is used, with further bits of U until the choice is certain. So the choice has
+exactly the probabilities of real arithmetic, and costs no delta. Gumbel noise in floating point has other, unknown
+probabilities.
 """
 
 from __future__ import annotations

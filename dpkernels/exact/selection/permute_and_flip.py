@@ -4,9 +4,10 @@ Indices are visited in random order, and index i is accepted with probability e^
 n_i = max(s) - s_i. The first one that is accepted is uniform among all that would be accepted. So one pass draws, for
 every index, whether it would be, and then one of these uniformly; the index of the largest score always is one.
 
-Each index has a real number U, uniform on [0, 1), and would be accepted if U < e^(-eps n_i). Floats decide from 64 bits
-of U if their error cannot change the answer, which is almost always the case. Otherwise integers decide, with as many
-bits as it takes. So the choice has exactly the probabilities of real arithmetic, and costs no delta.
+Each index has a real number U, uniform on [0, 1), and would be accepted if U < e^(-eps n_i). Floating-point arithmetic
+with 64 bits of U is used if its error cannot change the answer; this is almost always the case. Otherwise integer
+arithmetic is used, with as many bits as necessary. So the choice has exactly the probabilities of real arithmetic, and
+costs no delta.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arithmetic of finite fields GF(q), q = r^s for a prime r, on integers 0..q - 1 whose base-r digits are coefficients.
 
-Fields of primes compute modulo q. Other fields have tables, which limits them to ``MAX_TABLE`` elements.
+Prime fields use arithmetic modulo q. Other fields use tables, which limits them to ``MAX_TABLE`` elements.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Plans of reports of prefixes: for the values of a domain that is too large to enumerate.
+"""Plans for reports of prefixes of values, for a domain that is too large to enumerate.
 
-Values are words of a fixed number of digits. There is a level for each of some growing lengths, with block response on
-all prefixes of this length. Where people are split, a report is about the prefix of one level, which is drawn at random
-and independently of the value. It is then one integer: the report of the level, after those of all levels before it.
+Values are words of a fixed number of digits. A level is a length of prefixes, with block response on all prefixes of
+this length. If the people are split, each reports the prefix of one level, which is drawn at random and independently
+of the value. The report is one integer, which encodes the level and the report of this level.
 """
 
 from __future__ import annotations

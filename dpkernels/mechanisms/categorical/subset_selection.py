@@ -1,7 +1,7 @@
 """Subset selection, which has the least possible mean squared error. Randomised response is its case k = 1.
 
-A report is a set of k of the d categories. It contains the true one with probability p = k e^eps/(k e^eps + d - k). The
-other members are a uniform set of the other categories:
+A report is a set of k of the d categories. It contains the true category with probability p = k e^eps/(k e^eps + d -
+k). The other members are a uniform set of the other categories:
 
     P(S | x) = p/C(d - 1, k - 1) if x is in S, else (1 - p)/C(d - 1, k),    q = (k - p)/(d - 1).
 

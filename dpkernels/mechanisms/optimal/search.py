@@ -1,9 +1,8 @@
-"""The constructor ``optimal``: it chooses grids, solves the program, caches the solution and makes the mechanism.
+"""The constructor ``optimal``: choose grids, solve the linear program, cache the solution and make the mechanism.
 
-Solutions are kept on disk, in the folder of ``cache_folder``; this saves time, and no guarantee relies on it. Every
-table that is read is checked to be as private, unbiased and fine as one that the program would give, and a release
-certifies its integers in any case. The variance is not checked. A user who can write to the folder can therefore make
-reports noisier, but not less private.
+Solutions are cached on disk, in the folder of ``cache_folder``. No guarantee relies on the cache: every table that is
+read is checked to be private, unbiased and fine enough, and a release certifies its integers in any case. The variance
+is not checked. A user who can write to the folder can therefore make reports noisier, but not less private.
 """
 
 from __future__ import annotations

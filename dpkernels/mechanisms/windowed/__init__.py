@@ -1,1 +1,1 @@
-"""Windowed mechanisms: a window that follows the input on a fixed base (piecewise and composite mechanisms)."""
+"""Windowed mechanisms: a window that moves with the input on a fixed base (piecewise and composite mechanisms)."""

@@ -1,4 +1,4 @@
-"""Windowed mechanisms: a window that follows the input, on a base that does not; and the square wave mechanism."""
+"""Windowed mechanisms, whose window moves with the input on a fixed base, and the square wave mechanism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Minima of many functions of one number at once, by the steps that SciPy takes for each of them."""
+"""Minima of many functions of one variable at once, by the same algorithm as SciPy's scalar minimisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of windowed mechanisms: the part of the density that follows the input."""
+"""Windows of windowed mechanisms: the part of the density that moves with the input."""
 
 from __future__ import annotations
 
