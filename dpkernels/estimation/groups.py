@@ -24,7 +24,7 @@ def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: object) 
     Raises:
         ValueError: there are not as many labels as reports, or labels are missing.
     """
-    labels = by.to_pylist() if containers.kind(by) == "pyarrow" else np.asarray(by).tolist()
+    labels = by.to_pylist() if containers.library_name(by) == "pyarrow" else np.asarray(by).tolist()
     if len(labels) != len(reports):
         raise ValueError(f"by: {len(labels)} labels for {len(reports)} reports; each report needs one")
     if any(label is None or label != label for label in labels):
@@ -32,8 +32,8 @@ def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: object) 
     rows: dict[Any, list[int]] = {}
     for row, label in enumerate(labels):
         rows.setdefault(label, []).append(row)
-    source = np.asarray(reports) if containers.kind(reports) == "jax" else reports
+    source = np.asarray(reports) if containers.library_name(reports) == "jax" else reports
     return {
-        label: estimate(containers.rows_of(source, np.array(members)), mechanism, **options)
+        label: estimate(containers.take_rows(source, np.array(members)), mechanism, **options)
         for label, members in rows.items()
     }

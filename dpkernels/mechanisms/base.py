@@ -13,7 +13,7 @@ from dpkernels.batches import Batchable, check_fits
 from dpkernels.jax_on_use import Array, jax, jit, jnp
 from dpkernels.numerics import Real, RealArray, cast_like, floating, log_or_minus_inf, namespace, unless_nan
 from dpkernels.pytrees import tree_leaves
-from dpkernels.random.keys import simulation_key_of
+from dpkernels.random.keys import typed_simulation_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import differentiable_roots, invert_increasing
 
@@ -156,7 +156,7 @@ class Mechanism(Batchable, abc.ABC):
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
         """
-        key, x = simulation_key_of(key), as_array(x)
+        key, x = typed_simulation_key(key), as_array(x)
         checks.one_of("method", method, METHODS)
         check_fits(x.shape, self.batch_shape)
         return sample_from(self, key, 0, with_sample_shape(x, sample_shape), method)

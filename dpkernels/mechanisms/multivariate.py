@@ -16,7 +16,7 @@ from dpkernels.mechanisms.base import METHODS, Bounded, as_array, sample_from, w
 from dpkernels.numerics import Real, RealArray, floating, log_or_minus_inf, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
-from dpkernels.random.keys import simulation_key_of
+from dpkernels.random.keys import typed_simulation_key
 
 # Labels of ``fold_in`` for a simulation key.
 _START = 0  # the first of the coordinates that are reported
@@ -131,7 +131,7 @@ class Multivariate:
 
     def sample(self, key: Array, x: Real, sample_shape: tuple[int, ...] = (), *, method: str = "mixture") -> Array:
         """Draw float reports for vectors ``x`` of shape (..., d), for simulation only; see ``TwoPoint.sample``."""
-        key, x = simulation_key_of(key), as_array(x)
+        key, x = typed_simulation_key(key), as_array(x)
         checks.one_of("method", method, METHODS)
         check_dimensions(self.dimensions, x.shape)
         return _sample(self, key, with_sample_shape(x, sample_shape), method)

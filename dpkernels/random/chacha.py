@@ -58,32 +58,33 @@ def blocks(head: UInt32[Array, "12"], count: int) -> UInt32[Array, "{count} 16"]
     Long streams are made tile by tile, whose states stay in the processor's caches through all rounds.
     """
 
-    def tile(places: UInt32[Array, " size"]) -> UInt32[Array, "size 16"]:
-        low = head[8] + places
+    def tile(index: UInt32[Array, " size"]) -> UInt32[Array, "size 16"]:
+        low = head[8] + index
         high = head[9] + (low < head[8]).astype(jnp.uint32)
-        return blocks_at(head[:8], jnp.stack([low, high, *(jnp.broadcast_to(word, low.shape) for word in head[10:])]))
+        nonce = (jnp.broadcast_to(word, low.shape) for word in head[10:])
+        return counter_blocks(head[:8], jnp.stack([low, high, *nonce]))
 
     tiles = -(-count // _TILE)
     if tiles == 1:
         return tile(lax.iota(jnp.uint32, count))
     size = -(-count // (16 * tiles)) * 16  # Whole vectors of the processor.
-    starts, places = lax.iota(jnp.uint32, tiles) * np.uint32(size), lax.iota(jnp.uint32, size)
-    _, words = lax.scan(lambda _, start: (None, tile(start + places)), None, starts)
+    starts, index = lax.iota(jnp.uint32, tiles) * np.uint32(size), lax.iota(jnp.uint32, size)
+    _, words = lax.scan(lambda _, start: (None, tile(start + index)), None, starts)
     return words.reshape(-1, 16)[:count]
 
 
-def blocks_at(key: UInt32[Array, "8"], places: UInt32[Array, "4 count"]) -> UInt32[Array, "count 16"]:
-    """Return the blocks of a key at places: words 12 to 15 of a state, uint32 of shape (4, count)."""
+def counter_blocks(key: UInt32[Array, "8"], counters: UInt32[Array, "4 count"]) -> UInt32[Array, "count 16"]:
+    """Return the blocks of a key for counters: words 12 to 15 of a state, uint32 of shape (4, count)."""
     constants = varying_like(jnp.asarray(_CONSTANTS), key)
-    fixed = (jnp.broadcast_to(words[:, None], places.shape) for words in (constants, key[:4], key[4:]))
-    start = (*fixed, varying_like(places, key))
+    fixed = (jnp.broadcast_to(words[:, None], counters.shape) for words in (constants, key[:4], key[4:]))
+    start = (*fixed, varying_like(counters, key))
     end = lax.fori_loop(0, 10, lambda _, state: _round(_round(state)), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
 
 
-def varying_like(value: Array, *others: Array) -> Array:
-    """Return the value typed as different on the devices of a shard_map on which others are: loops need one type."""
-    axes = frozenset[str]().union(*(jax.typeof(other).manual_axis_type.varying for other in others))
+def varying_like(value: Array, *references: Array) -> Array:
+    """Return the value typed as varying on the devices of a shard_map on which references do: loops need one type."""
+    axes = frozenset[str]().union(*(jax.typeof(reference).manual_axis_type.varying for reference in references))
     missing = axes - jax.typeof(value).manual_axis_type.varying
     return lax.pcast(value, tuple(missing), to="varying") if missing else value
 

@@ -30,9 +30,9 @@ def key_from_bytes(secret: bytes) -> Array:
     """
     if not isinstance(secret, bytes | bytearray | memoryview):  # The value is a secret: the error does not show it.
         raise TypeError(f"secret: is a {type(secret).__name__}; a key is made of 32 bytes, such as os.urandom(32)")
-    if len(held := bytes(secret)) != 32:
-        raise ValueError(f"secret: has {len(held)} bytes; a ChaCha20 key has 32")
-    return chacha.wrap(np.frombuffer(held, "<u4"))
+    if len(secret_bytes := bytes(secret)) != 32:
+        raise ValueError(f"secret: has {len(secret_bytes)} bytes; a ChaCha20 key has 32")
+    return chacha.wrap(np.frombuffer(secret_bytes, "<u4"))
 
 
 def simulation_key(seed: int | Array) -> Array:
@@ -57,7 +57,7 @@ def check_key(key: Array) -> None:
         raise TypeError(f"key: has shape {key.shape}; one key is needed, of shape ()")
 
 
-def simulation_key_of(key: Array) -> Array:
+def typed_simulation_key(key: Array) -> Array:
     """Return one typed key for a simulation: a typed key itself, or the words of a legacy ``jax.random.PRNGKey``."""
     if isinstance(key, Array) and key.dtype == np.uint32 and key.shape == (2,):
         return jax.random.wrap_key_data(key, impl="threefry2x32")

@@ -106,33 +106,33 @@ def without_unused(table: pa.Table) -> pa.Table:
     """
     for position, field in enumerate(table.schema):
         if not pa.types.is_dictionary(field.type) and has_dictionary(field.type):
-            plain = field.with_type(decoded(field.type))
-            table = table.set_column(position, plain, table.column(position).cast(plain.type))
+            decoded_field = field.with_type(decoded(field.type))
+            table = table.set_column(position, decoded_field, table.column(position).cast(decoded_field.type))
     table = table.unify_dictionaries()
     for position, field in enumerate(table.schema):
         chunks = table.column(position).chunks
         if not pa.types.is_dictionary(field.type) or not chunks:
             continue
-        used = pc.unique(pa.chunked_array([chunk.indices for chunk in chunks])).drop_null()
-        if len(used) < len(chunks[0].dictionary):
-            used = used.take(pc.sort_indices(used))
-            values, kind = chunks[0].dictionary.take(used), field.type
-            places = [pc.index_in(chunk.indices, used).cast(kind.index_type) for chunk in chunks]
-            shorter = [pa.DictionaryArray.from_arrays(place, values, ordered=kind.ordered) for place in places]
-            table = table.set_column(position, field, pa.chunked_array(shorter, kind))
+        indices = pc.unique(pa.chunked_array([chunk.indices for chunk in chunks])).drop_null()
+        if len(indices) < len(chunks[0].dictionary):
+            indices = indices.take(pc.sort_indices(indices))
+            values, dtype = chunks[0].dictionary.take(indices), field.type
+            index_arrays = [pc.index_in(chunk.indices, indices).cast(dtype.index_type) for chunk in chunks]
+            arrays = [pa.DictionaryArray.from_arrays(index, values, ordered=dtype.ordered) for index in index_arrays]
+            table = table.set_column(position, field, pa.chunked_array(arrays, dtype))
     return table
 
 
-def has_dictionary(kind: pa.DataType) -> bool:
+def has_dictionary(dtype: pa.DataType) -> bool:
     """Return whether a type is a dictionary, or has one inside."""
-    return pa.types.is_dictionary(kind) or any(has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+    return pa.types.is_dictionary(dtype) or any(has_dictionary(dtype.field(i).type) for i in range(dtype.num_fields))
 
 
-def decoded(kind: pa.DataType) -> pa.DataType:
+def decoded(dtype: pa.DataType) -> pa.DataType:
     """Return a type with the values of its dictionaries in their places."""
-    if pa.types.is_dictionary(kind):
-        return decoded(kind.value_type)
-    return _rebuilt(kind, lambda field: field.with_type(decoded(field.type)))
+    if pa.types.is_dictionary(dtype):
+        return decoded(dtype.value_type)
+    return _rebuilt(dtype, lambda field: field.with_type(decoded(field.type)))
 
 
 def visible(table: pa.Table) -> pa.Table:
@@ -149,9 +149,9 @@ def visible(table: pa.Table) -> pa.Table:
 
 def _copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_run_end_encoded(column.type):
-        kind = column.type
-        values = _copied(pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], kind.value_type))
-        return pa.chunked_array([pc.run_end_encode(chunk, kind.run_end_type) for chunk in values.chunks], kind)
+        dtype = column.type
+        values = _copied(pa.chunked_array([pc.run_end_decode(chunk) for chunk in column.chunks], dtype.value_type))
+        return pa.chunked_array([pc.run_end_encode(chunk, dtype.run_end_type) for chunk in values.chunks], dtype)
     missing = np.asarray(pc.is_null(column))
     try:
         return column.filter(pa.array(~missing)).take(pa.array(np.cumsum(~missing) - 1, mask=missing))
@@ -171,42 +171,42 @@ def _is_harmless(extension: bytes, parameters: bytes) -> bool:
     return extension in _EXTENSIONS and _EXTENSIONS[extension].fullmatch(parameters) is not None
 
 
-def _type(kind: pa.DataType) -> pa.DataType:
+def _type(dtype: pa.DataType) -> pa.DataType:
     """Return a type without metadata of its fields, and without extension types that may have free text."""
-    if isinstance(kind, pa.BaseExtensionType):
-        serialize = getattr(kind, "__arrow_ext_serialize__", bytes)  # Arrow's own classes have none.
-        is_harmless = _is_harmless(kind.extension_name.encode(), serialize())
-        return kind if is_harmless else _type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _type(kind.value_type), kind.ordered)
-    return _rebuilt(kind, _field)
+    if isinstance(dtype, pa.BaseExtensionType):
+        serialize = getattr(dtype, "__arrow_ext_serialize__", bytes)  # Arrow's own classes have none.
+        is_harmless = _is_harmless(dtype.extension_name.encode(), serialize())
+        return dtype if is_harmless else _type(dtype.storage_type)
+    if pa.types.is_dictionary(dtype):
+        return pa.dictionary(dtype.index_type, _type(dtype.value_type), dtype.ordered)
+    return _rebuilt(dtype, _field)
 
 
-def _rebuilt(kind: pa.DataType, rebuild: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+def _rebuilt(dtype: pa.DataType, rebuild: Callable[[pa.Field], pa.Field]) -> pa.DataType:
     """Return a nested type with other fields, which a function makes of each; or a plain type as it is."""
     types = pa.types
-    if types.is_map(kind):
-        return pa.map_(rebuild(kind.key_field), rebuild(kind.item_field), kind.keys_sorted)
-    if types.is_run_end_encoded(kind):
-        return pa.run_end_encoded(kind.run_end_type, rebuild(pa.field("values", kind.value_type)).type)
-    if not kind.num_fields:
-        return kind
-    fields = [rebuild(kind.field(i)) for i in range(kind.num_fields)]
-    if types.is_struct(kind):
+    if types.is_map(dtype):
+        return pa.map_(rebuild(dtype.key_field), rebuild(dtype.item_field), dtype.keys_sorted)
+    if types.is_run_end_encoded(dtype):
+        return pa.run_end_encoded(dtype.run_end_type, rebuild(pa.field("values", dtype.value_type)).type)
+    if not dtype.num_fields:
+        return dtype
+    fields = [rebuild(dtype.field(i)) for i in range(dtype.num_fields)]
+    if types.is_struct(dtype):
         return pa.struct(fields)
-    if types.is_union(kind):
-        return pa.union(fields, kind.mode, kind.type_codes)
-    if types.is_fixed_size_list(kind):
-        return pa.list_(fields[0], kind.list_size)
+    if types.is_union(dtype):
+        return pa.union(fields, dtype.mode, dtype.type_codes)
+    if types.is_fixed_size_list(dtype):
+        return pa.list_(fields[0], dtype.list_size)
     for is_of_kind, make in (
         (types.is_list, pa.list_),
         (types.is_large_list, pa.large_list),
         (types.is_list_view, pa.list_view),
         (types.is_large_list_view, pa.large_list_view),
     ):
-        if is_of_kind(kind):
+        if is_of_kind(dtype):
             return make(fields[0])
-    raise ValueError(f"{kind}: is a nested type that this version does not know, so it cannot be released")
+    raise ValueError(f"{dtype}: is a nested type that this version does not know, so it cannot be released")
 
 
 def _described(schema: pa.Schema) -> JsonObject:
@@ -246,8 +246,8 @@ def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> JsonObject:
     return {
         "index_columns": [name for name in index if name in names] if isinstance(index, list) else [],
         "column_indexes": [
-            {"name": None, "field_name": None, "pandas_type": kind, "numpy_type": type_, "metadata": encoding.get(kind)}
-            for kind, type_ in labels
+            {"name": None, "field_name": None, "pandas_type": p, "numpy_type": n, "metadata": encoding.get(p)}
+            for p, n in labels
         ],
         "columns": columns,
         "creator": {"library": "pyarrow", "version": pa.__version__},
@@ -262,21 +262,21 @@ def _is_named(description: Mapping[str, object]) -> bool:
     return isinstance(description.get("field_name") or description.get("name"), str)
 
 
-def _numpy_type(kind: pa.DataType, noted: str) -> str:
+def _numpy_type(dtype: pa.DataType, stated: str) -> str:
     """Return the dtype that pandas reads a column as: its own kind, pandas' with a mask or Arrow's, as was stated."""
     types = pa.types
-    if types.is_string(kind) or types.is_large_string(kind):
-        return noted if noted in _STRINGS else "object"
-    if types.is_dictionary(kind):
-        return str(kind.index_type)
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        plain = np.dtype(kind.to_pandas_dtype()).name
-        masked = {"bool": "boolean"}.get(plain, plain.replace("int", "Int").replace("uI", "UI").replace("fl", "Fl"))
-        if noted in _MASKED and masked in _MASKED:
+    if types.is_string(dtype) or types.is_large_string(dtype):
+        return stated if stated in _STRINGS else "object"
+    if types.is_dictionary(dtype):
+        return str(dtype.index_type)
+    if types.is_integer(dtype) or types.is_floating(dtype) or types.is_boolean(dtype):
+        name = np.dtype(dtype.to_pandas_dtype()).name
+        masked = {"bool": "boolean"}.get(name, name.replace("int", "Int").replace("uI", "UI").replace("fl", "Fl"))
+        if stated in _MASKED and masked in _MASKED:
             return masked
-        return f"{kind}[pyarrow]" if noted.endswith("[pyarrow]") else plain
-    if types.is_temporal(kind) and noted == f"{kind}[pyarrow]":
-        return noted
-    if types.is_timestamp(kind) or types.is_duration(kind):
-        return f"{'datetime' if types.is_timestamp(kind) else 'timedelta'}64[{kind.unit}]"
+        return f"{dtype}[pyarrow]" if stated.endswith("[pyarrow]") else name
+    if types.is_temporal(dtype) and stated == f"{dtype}[pyarrow]":
+        return stated
+    if types.is_timestamp(dtype) or types.is_duration(dtype):
+        return f"{'datetime' if types.is_timestamp(dtype) else 'timedelta'}64[{dtype.unit}]"
     return "object"

@@ -22,13 +22,13 @@ from dpkernels.release.host_engine import (
     WORD_TYPES,
     Workspace,
     aligned,
+    drawn_words,
     is_far_from_subnormal,
     lent_workspace,
     padded_length,
-    words_at,
 )
 from dpkernels.release.inputs import Bounds, finite_keys, keys_of_ends
-from dpkernels.release.process import calling_thread_device, own_settings
+from dpkernels.release.process import calling_thread_device, kernel_settings
 
 _ALWAYS_NUMPY = 1 << 12  # Up to this number of values NumPy is faster than a call of a compiled program.
 Columns = tuple[np.ndarray, ...]
@@ -77,11 +77,11 @@ class BatchRelease:
         ends = None if bounds.clip else (bounds, x.dtype)
         space = self._workspace(stack, count, out.dtype)
         space.take_values(values)
-        self._fill(space.words_of(count, skip := start % BLOCK_VALUES), start - skip)
+        self._fill(space.word_buffers(count, skip := start % BLOCK_VALUES), start - skip)
         reports = _compiled_reports(self.sampler, 0, space, count, entries, row % self.sampler.size, ends)
         if reports is not None:
             out[:] = reports
-            self._complete(0, space.words_of(count), space.x[:count], start, entries, out)  # What was checked.
+            self._complete(0, space.word_buffers(count), space.x[:count], start, entries, out)  # What was checked.
         space.give_back()
         if reports is None:
             bounds.check_entries(x, entries, row)
@@ -121,7 +121,7 @@ class BatchRelease:
         else:
             space = self._workspace(stack, count, out.dtype)
             space.take_values(x)
-            for buffer, drawn in zip(space.words_of(count), words, strict=True):
+            for buffer, drawn in zip(space.word_buffers(count), words, strict=True):
                 buffer[:] = drawn
             reports = _compiled_reports(self.sampler, number, space, count, entries)
             if reports is None:
@@ -153,7 +153,7 @@ class BatchRelease:
         for table, indices in self._incomplete(number, words[0], entries):
             sampler: Any = self.sampler.samplers[table]
             positions = indices + start if isinstance(start, int) else start[indices]
-            noise_words = partial(words_at, self.key, sampler.words[0], positions)
+            noise_words = partial(drawn_words, self.key, sampler.words[0], positions)
             entry, _ = _parameters(self.sampler, number, np.arange(self.sampler.size)[entries][indices])
             drawn, values = [word[indices] for word in words], x[indices].astype(out.dtype, copy=False)
             with np.errstate(all="ignore"):
@@ -214,7 +214,7 @@ def _compiled_reports(
     Values of consecutive entries read parameters that are kept on the device, those from entry ``first`` on.
     """
     length, dtype = len(space.x), space.x.dtype
-    with own_settings(x64=True):
+    with kernel_settings(x64=True):
         for by_floats in (True, False) if sampler.stacks[number].sampler.by_floats else (False,):
             keys = sampler.derived[_interval_keys, number, dtype, ends, by_floats]
             if first is not None:

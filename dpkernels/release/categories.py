@@ -46,12 +46,12 @@ Wrap = Callable[[np.ndarray, np.ndarray | None], Any]
 class CategoryError(InputError):
     """A value that is no category, in a row of the whole release."""
 
-    def __init__(self, row: int, value: Any, reason: str, place: str | None = None) -> None:
+    def __init__(self, row: int, value: Any, reason: str, location: str | None = None) -> None:
         self.row, self.coordinate, self.value, self.clips, self.reason = row, None, value, False, reason
-        ValueError.__init__(self, f"x: {place or f'row {row}'} is {value!r}{reason}")
+        ValueError.__init__(self, f"x: {location or f'row {row}'} is {value!r}{reason}")
 
-    def named(self, place: str) -> CategoryError:
-        return CategoryError(self.row, self.value, self.reason, place)
+    def named(self, location: str) -> CategoryError:
+        return CategoryError(self.row, self.value, self.reason, location)
 
 
 def is_categorical(mechanism: object) -> bool:
@@ -77,26 +77,26 @@ def perturb_categories(
         raise ValueError("clip: categories are not clipped; a mechanism with other= takes unknown ones")
     if devices is not None:
         raise ValueError("devices: reports of categories are made by the CPU")
-    own: Any = getattr(mechanism, "mechanism", mechanism)
-    if isinstance(own, PrefixPlan) and not exact:
+    inner: Any = getattr(mechanism, "mechanism", mechanism)
+    if isinstance(inner, PrefixPlan) and not exact:
         raise ValueError("exact: False; reports of prefixes are exact only")
     sampler = exact_sampler(mechanism) if exact else None
-    codes, value_of = codes_of(x, own)
-    wrap = _wrap(x, own)
+    codes, row_value = category_codes(x, inner)
+    wrap = _wrap(x, inner)
     if not len(codes):
         raise ValueError("x: is empty; at least one value is needed")
-    known = checked(codes, value_of, own, missing)
+    codes = check_codes(codes, row_value, inner, missing)
     if missing == "drop":
-        rows = np.flatnonzero(known >= 0)
-        if len(rows) < len(known):
-            known, wrap = known[rows], _wrap(containers.rows_of(x, rows), own)
-    is_missing = known < 0
+        rows = np.flatnonzero(codes >= 0)
+        if len(rows) < len(codes):
+            codes, wrap = codes[rows], _wrap(containers.take_rows(x, rows), inner)
+    is_missing = codes < 0
     has_missing = bool(is_missing.any())
     mask = is_missing if missing == "keep" and has_missing else None
     # The report of a row without a value is not written, and does not depend on any value.
-    filled = np.where(is_missing, 0, known) if has_missing else known
+    filled = np.where(is_missing, 0, codes) if has_missing else codes
     if sampler is None:
-        reports = np.asarray(own.sample(secret, jnp.asarray(filled)))
+        reports = np.asarray(inner.sample(secret, jnp.asarray(filled)))
     else:
         reports = released_reports(sampler, filled, secret, start, progress)
     if mask is not None:
@@ -115,8 +115,8 @@ def released_reports(
     first = -start % rows  # Pieces begin at multiples of the rows whose noise is drawn together.
     ends = list(pairwise(sorted({0, *range(first, len(codes), rows), len(codes)})))
 
-    def release(piece: tuple[int, int]) -> int:
-        begin, end = piece
+    def release(interval: tuple[int, int]) -> int:
+        begin, end = interval
         out[begin:end] = sampler.reports(codes[begin:end], key, start + begin)
         return end - begin
 
@@ -130,17 +130,17 @@ def released_reports(
     return out
 
 
-def checked(
-    codes: np.ndarray, value_of: Callable[[int], object], own: Categorical | PrefixPlan, missing: str
+def check_codes(
+    codes: np.ndarray, row_value: Callable[[int], object], mechanism: Categorical | PrefixPlan, missing: str
 ) -> np.ndarray:
     """Return codes with unknown values replaced, or raise an error that names the first row without a category."""
     unknown = codes == UNKNOWN
     if unknown.any():
-        if own.other is None:
+        if mechanism.other is None:
             row = int(unknown.argmax())
-            problem = f", which is not {own.domain}; a mechanism with other= takes it"
-            raise CategoryError(row, value_of(row), problem)
-        codes = np.where(unknown, own.other, codes)
+            problem = f", which is not {mechanism.domain}; a mechanism with other= takes it"
+            raise CategoryError(row, row_value(row), problem)
+        codes = np.where(unknown, mechanism.other, codes)
     is_missing = codes == MISSING
     if missing == "refuse" and is_missing.any():
         raise ValueError(f"x: row {int(is_missing.argmax())} is missing{_NEEDED}")
@@ -149,17 +149,17 @@ def checked(
     return codes
 
 
-def codes_of(x: Container, own: Categorical | PrefixPlan) -> tuple[np.ndarray, Callable[[int], object]]:
+def category_codes(x: Container, mechanism: Categorical | PrefixPlan) -> tuple[np.ndarray, Callable[[int], object]]:
     """Return the code of every row, ``MISSING`` or ``UNKNOWN``, and a function from a row to its value for errors."""
-    if isinstance(own, PrefixPlan):
-        return _prefix_codes(x, own)
-    match containers.kind(x):
+    if isinstance(mechanism, PrefixPlan):
+        return _prefix_codes(x, mechanism)
+    match containers.library_name(x):
         case "pandas":
-            return _pandas_codes(x, own), lambda row: x.iloc[row]
+            return _pandas_codes(x, mechanism), lambda row: x.iloc[row]
         case "polars":
-            return _polars_codes(x, own), lambda row: x[row]
+            return _polars_codes(x, mechanism), lambda row: x[row]
         case "pyarrow":
-            return _arrow_codes(x, own), lambda row: x[row].as_py()
+            return _arrow_codes(x, mechanism), lambda row: x[row].as_py()
         case "jax" | "numpy":
             if isinstance(x, Tracer):
                 raise TypeError("x: is traced by JAX; categories are released outside jit, or simulated with sample")
@@ -168,9 +168,10 @@ def codes_of(x: Container, own: Categorical | PrefixPlan) -> tuple[np.ndarray, C
                 raise ValueError(f"x: has shape {array.shape}; categories are a column")
             mask = np.ma.getmaskarray(x).reshape(-1) if isinstance(x, np.ma.MaskedArray) else None
             flat = array.reshape(-1)
-            return _array_codes(flat, mask, own), lambda row: flat[row].item() if flat.dtype != object else flat[row]
+            codes = _array_codes(flat, mask, mechanism)
+            return codes, lambda row: flat[row] if flat.dtype == object else flat[row].item()
         case _ if isinstance(x, str | int) and not isinstance(x, bool):
-            return _array_codes(np.array([x]), None, own), lambda _: x
+            return _array_codes(np.array([x]), None, mechanism), lambda _: x
         case _:
             raise TypeError(
                 f"x: {type(x).__name__} is not a column of categories; use NumPy, JAX, pandas, polars or pyarrow"
@@ -178,13 +179,13 @@ def codes_of(x: Container, own: Categorical | PrefixPlan) -> tuple[np.ndarray, C
 
 
 def _prefix_codes(x: Container, plan: PrefixPlan) -> tuple[np.ndarray, Callable[[int], object]]:
-    """Return ``codes_of`` for words of digits."""
+    """Return ``category_codes`` for words of digits."""
     if np.ndim(x) > 1:
         raise ValueError(f"x: has shape {np.shape(x)}; values are a column")
     if isinstance(plan.alphabet, str):
-        texts = [x] if isinstance(x, str) else containers.values_of(x)
-        codes, known = plan.codes_of_texts([text if isinstance(text, str) else "" for text in texts])
-        codes[~known] = UNKNOWN
+        texts = [x] if isinstance(x, str) else containers.to_list(x)
+        codes, is_valid = plan.codes_of_texts([text if isinstance(text, str) else "" for text in texts])
+        codes[~is_valid] = UNKNOWN
         for row in [row for row, text in enumerate(texts) if not isinstance(text, str)]:
             codes[row] = MISSING if is_missing_value(texts[row]) else UNKNOWN
         return codes, lambda row: texts[row]
@@ -192,40 +193,42 @@ def _prefix_codes(x: Container, plan: PrefixPlan) -> tuple[np.ndarray, Callable[
     values = np.asarray(containers.unwrap(present)[0]).reshape(-1)
     if values.dtype.kind not in "iu":
         raise TypeError(f"x: holds {values.dtype}; the plan's values are integers")
-    known = (values >= 0) & (values < plan.categories)
-    found = np.where(known, np.where(known, values, 0).astype(np.int64), UNKNOWN)
+    is_valid = (values >= 0) & (values < plan.categories)
+    codes_or_unknown = np.where(is_valid, np.where(is_valid, values, 0).astype(np.int64), UNKNOWN)
     if rows is None:
-        return found, lambda row: int(values[row])
+        return codes_or_unknown, lambda row: int(values[row])
     codes = np.full(len(x), MISSING)
-    codes[rows] = found
+    codes[rows] = codes_or_unknown
     return codes, lambda row: int(values[np.searchsorted(rows, row)])
 
 
-def _of_kind(own: Categorical, is_text: bool, held: object) -> None:
+def _check_type(mechanism: Categorical, is_text: bool, dtype: object) -> None:
     """Refuse values of another kind than the categories."""
-    if is_text != (own.labels is not None and isinstance(own.labels[0], str)):
-        known = "codes, which are integers" if own.labels is None else f"{type(own.labels[0]).__name__} labels"
-        raise TypeError(f"x: holds {held}; the mechanism's categories are {known}")
+    if is_text != (mechanism.labels is not None and isinstance(mechanism.labels[0], str)):
+        expected = (
+            "codes, which are integers" if mechanism.labels is None else f"{type(mechanism.labels[0]).__name__} labels"
+        )
+        raise TypeError(f"x: holds {dtype}; the mechanism's categories are {expected}")
 
 
-def _array_codes(values: np.ndarray, mask: np.ndarray | None, own: Categorical) -> np.ndarray:
+def _array_codes(values: np.ndarray, mask: np.ndarray | None, mechanism: Categorical) -> np.ndarray:
     if values.dtype.kind in "UT":
-        _of_kind(own, True, values.dtype)
+        _check_type(mechanism, True, values.dtype)
     if values.dtype.kind in "OT":  # Texts of variable width may have any object for missing ones.
-        codes = _object_codes(values.astype(object), own)
+        codes = _object_codes(values.astype(object), mechanism)
     elif values.dtype.kind == "U":
-        codes = _matched(values, np.array(own.labels))
+        codes = _matched(values, np.array(mechanism.labels))
     else:
         if values.dtype.kind not in "iu":
             raise TypeError(f"x: holds {values.dtype}; categories are integers or strings")
-        _of_kind(own, False, values.dtype)
-        codes = _integer_codes(values, own)
+        _check_type(mechanism, False, values.dtype)
+        codes = _integer_codes(values, mechanism)
     return codes if mask is None else np.where(mask, MISSING, codes)
 
 
-def _object_codes(values: Iterable[object], own: Categorical) -> np.ndarray:
+def _object_codes(values: Iterable[object], mechanism: Categorical) -> np.ndarray:
     """Return the code of every object by its own value and type alone: True and 1.0 equal 1, and are no integers."""
-    known = None if own.labels is None else {label: code for code, label in enumerate(own.labels)}
+    label_codes = None if mechanism.labels is None else {label: code for code, label in enumerate(mechanism.labels)}
 
     def code(value: object) -> int:
         if is_missing_value(value):
@@ -233,9 +236,9 @@ def _object_codes(values: Iterable[object], own: Categorical) -> np.ndarray:
         if not isinstance(value, str | int | np.integer) or isinstance(value, bool):
             return UNKNOWN
         label = value if isinstance(value, str) else int(value)
-        if known is not None:
-            return known.get(label, UNKNOWN)
-        return label if isinstance(label, int) and 0 <= label < own.categories else UNKNOWN
+        if label_codes is not None:
+            return label_codes.get(label, UNKNOWN)
+        return label if isinstance(label, int) and 0 <= label < mechanism.categories else UNKNOWN
 
     return np.array([code(value) for value in values], np.int64)
 
@@ -246,37 +249,37 @@ def is_missing_value(value: object) -> bool:
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _integer_codes(values: np.ndarray, own: Categorical) -> np.ndarray:
-    if own.labels is not None:
+def _integer_codes(values: np.ndarray, mechanism: Categorical) -> np.ndarray:
+    if mechanism.labels is not None:
         # Labels are below 2^63. Unsigned values would be compared with them as floats.
-        fits = values <= np.iinfo(np.int64).max
-        return np.where(fits, _matched(values.astype(np.int64), np.array(own.labels, np.int64)), UNKNOWN)
-    if values.size and values.min() >= 0 and values.max() < own.categories:
+        is_int64 = values <= np.iinfo(np.int64).max
+        return np.where(is_int64, _matched(values.astype(np.int64), np.array(mechanism.labels, np.int64)), UNKNOWN)
+    if values.size and values.min() >= 0 and values.max() < mechanism.categories:
         return values.astype(np.int64, copy=False)
-    inside = (values >= 0) & (values < own.categories)
-    return np.where(inside, np.where(inside, values, 0).astype(np.int64), UNKNOWN)
+    in_range = (values >= 0) & (values < mechanism.categories)
+    return np.where(in_range, np.where(in_range, values, 0).astype(np.int64), UNKNOWN)
 
 
 def _matched(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the index of every value among distinct labels, or ``UNKNOWN``."""
     order = np.argsort(labels)
     ranked = labels[order]
-    at = np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)
-    return np.where(ranked[at] == values, order[at], UNKNOWN)
+    index = np.minimum(np.searchsorted(ranked, values), len(ranked) - 1)
+    return np.where(ranked[index] == values, order[index], UNKNOWN)
 
 
-def _at(codes: np.ndarray, places: np.ndarray) -> np.ndarray:
+def _take_codes(codes: np.ndarray, indices: np.ndarray) -> np.ndarray:
     """Return codes of categories at places, of which negative ones are missing."""
-    return np.append(codes, MISSING)[np.where(places < 0, len(codes), places)]
+    return np.append(codes, MISSING)[np.where(indices < 0, len(codes), indices)]
 
 
-def _pandas_codes(x: pd.Series, own: Categorical) -> np.ndarray:
+def _pandas_codes(x: pd.Series, mechanism: Categorical) -> np.ndarray:
     import pandas as pd
 
     if containers.is_table(x):
         raise TypeError(f"x: a pandas {type(x).__name__} needs a mechanism a column, as a dict")
     if hasattr(x.dtype, "pyarrow_dtype"):
-        return _arrow_codes(x.array.__arrow_array__(), own)
+        return _arrow_codes(x.array.__arrow_array__(), mechanism)
     dtype = x.cat.categories.dtype if hasattr(x, "cat") else x.dtype
     is_object = isinstance(dtype, np.dtype) and dtype.hasobject
     if pd.api.types.is_bool_dtype(dtype) or not (
@@ -284,16 +287,16 @@ def _pandas_codes(x: pd.Series, own: Categorical) -> np.ndarray:
     ):
         raise TypeError(f"x: holds {dtype}; categories are integers or strings (Int64 for integers and missing ones)")
     if not is_object:
-        _of_kind(own, not pd.api.types.is_integer_dtype(dtype), dtype)
+        _check_type(mechanism, not pd.api.types.is_integer_dtype(dtype), dtype)
     if hasattr(x, "cat"):
-        return _at(_object_codes(x.cat.categories, own), x.cat.codes.to_numpy().astype(np.int64))
+        return _take_codes(_object_codes(x.cat.categories, mechanism), x.cat.codes.to_numpy().astype(np.int64))
     if is_object:
-        return _object_codes(x, own)  # pandas would take equal objects of different types for one.
-    places, values = pd.factorize(x)
-    return _at(_object_codes(values, own), places)
+        return _object_codes(x, mechanism)  # pandas would take equal objects of different types for one.
+    indices, values = pd.factorize(x)
+    return _take_codes(_object_codes(values, mechanism), indices)
 
 
-def _polars_codes(x: pl.Series, own: Categorical) -> np.ndarray:
+def _polars_codes(x: pl.Series, mechanism: Categorical) -> np.ndarray:
     import polars as pl
 
     if type(x).__name__ != "Series":
@@ -301,39 +304,40 @@ def _polars_codes(x: pl.Series, own: Categorical) -> np.ndarray:
     is_text = x.dtype in (pl.String, pl.Categorical) or isinstance(x.dtype, pl.Enum)
     if not (is_text or x.dtype.is_integer()):
         raise TypeError(f"x: holds {x.dtype}; categories are integers or strings")
-    _of_kind(own, is_text, x.dtype)
-    plain = x.cast(pl.String) if is_text else x
-    values = plain.unique().drop_nulls()
-    codes = pl.Series(_object_codes(values.to_list(), own))
-    found = plain.replace_strict(values, codes, default=None, return_dtype=pl.Int64)
-    return found.fill_null(MISSING).to_numpy().astype(np.int64)
+    _check_type(mechanism, is_text, x.dtype)
+    column = x.cast(pl.String) if is_text else x
+    values = column.unique().drop_nulls()
+    codes = pl.Series(_object_codes(values.to_list(), mechanism))
+    row_codes = column.replace_strict(values, codes, default=None, return_dtype=pl.Int64)
+    return row_codes.fill_null(MISSING).to_numpy().astype(np.int64)
 
 
-def _arrow_codes(x: object, own: Categorical) -> np.ndarray:
+def _arrow_codes(x: object, mechanism: Categorical) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not isinstance(x, pa.Array | pa.ChunkedArray):
         raise TypeError(f"x: a pyarrow {type(x).__name__} is not a column of categories")
-    kind = x.type.value_type if pa.types.is_dictionary(x.type) else x.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    if not (is_text or pa.types.is_integer(kind)):
+    value_type = x.type.value_type if pa.types.is_dictionary(x.type) else x.type
+    types = pa.types
+    is_text = types.is_string(value_type) or types.is_large_string(value_type) or types.is_string_view(value_type)
+    if not (is_text or pa.types.is_integer(value_type)):
         raise TypeError(f"x: holds {x.type}; categories are integers or strings")
-    _of_kind(own, is_text, x.type)
-    plain = x.cast(kind) if pa.types.is_dictionary(x.type) else x
-    encoded = pc.dictionary_encode(plain)
+    _check_type(mechanism, is_text, x.type)
+    column = x.cast(value_type) if pa.types.is_dictionary(x.type) else x
+    encoded = pc.dictionary_encode(column)
     chunks = encoded.chunks if isinstance(encoded, pa.ChunkedArray) else [encoded]
-    parts = [np.zeros(0, np.int64)]
+    chunk_codes = [np.zeros(0, np.int64)]
     for chunk in chunks:
-        places = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-        parts.append(_at(_object_codes(chunk.dictionary.to_pylist(), own), places))
-    return np.concatenate(parts)
+        indices = chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        chunk_codes.append(_take_codes(_object_codes(chunk.dictionary.to_pylist(), mechanism), indices))
+    return np.concatenate(chunk_codes)
 
 
-def _wrap(x: Container, own: Categorical) -> Wrap:
+def _wrap(x: Container, mechanism: Categorical) -> Wrap:
     """Return the function from reports, and a mask of missing ones or None, to a container like x."""
-    labels = own.labels if own.kind == "category" else None
-    match containers.kind(x):
+    labels = mechanism.labels if mechanism.kind == "category" else None
+    match containers.library_name(x):
         case "pandas":
             return lambda reports, mask: _pandas_column(x, reports, mask, labels)
         case "polars":
@@ -366,9 +370,9 @@ def _arrow_array(reports: np.ndarray, mask: np.ndarray | None, labels: Labels | 
     import pyarrow as pa
 
     if reports.ndim > 1:  # Sets are binary values of one length.
-        kind, rows = pa.binary(reports.shape[1]), len(reports)
-        present = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
-        return pa.Array.from_buffers(kind, rows, [present, pa.py_buffer(np.ascontiguousarray(reports))])
+        binary_type, rows = pa.binary(reports.shape[1]), len(reports)
+        validity = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+        return pa.Array.from_buffers(binary_type, rows, [validity, pa.py_buffer(np.ascontiguousarray(reports))])
     codes = pa.array(reports, mask=mask)
     return codes if labels is None else pa.DictionaryArray.from_arrays(codes, pa.array(labels))
 
@@ -391,8 +395,8 @@ def _polars_column(x: pl.Series, reports: np.ndarray, mask: np.ndarray | None, l
         return pl.Series(x.name, values, dtype=pl.Binary)
     codes = pl.Series(x.name, reports)
     if labels is not None:
-        kind = pl.Enum(labels) if isinstance(labels[0], str) else pl.Int64
-        codes = codes.replace_strict(list(range(len(labels))), list(labels), return_dtype=kind)
+        dtype = pl.Enum(labels) if isinstance(labels[0], str) else pl.Int64
+        codes = codes.replace_strict(list(range(len(labels))), list(labels), return_dtype=dtype)
     return codes if mask is None else codes.set(pl.Series(mask), None)
 
 

@@ -20,7 +20,7 @@ from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree
 from dpkernels.release import containers
-from dpkernels.release.categories import codes_of
+from dpkernels.release.categories import category_codes
 from dpkernels.release.containers import Container
 
 # Whom the rows of a release are about: all of them are charged, or one.
@@ -91,7 +91,7 @@ def _cost_of_batch(shape: tuple[int, ...], sampler: ExactBatch, rows: str | None
 def _reports_of_a_person(x: Container, mechanism: Any, rows: str | None, is_statistic: bool) -> int:
     is_categorical = isinstance(mechanism, Categorical | PrefixPlan)
     # Values of another kind or shape are refused here.
-    shape = codes_of(x, mechanism)[0].shape if is_categorical else containers.shape(x)
+    shape = category_codes(x, mechanism)[0].shape if is_categorical else containers.shape(x)
     if hasattr(mechanism, "dimensions"):
         check_dimensions(mechanism.dimensions, shape)
         shape = shape[:-1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-# An array, a column or a table of one of the libraries, which share no type; ``kind`` says of which.
+# An array, a column or a table of one of the libraries, which share no type; ``library_name`` says of which.
 Container: TypeAlias = Any
 Rewrap = Callable[[Any], Container]
 
@@ -48,11 +48,11 @@ def _named(cls: type) -> tuple[str, ...]:
     return tuple(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
 
-def kind(x: object) -> str:
+def library_name(x: object) -> str:
     """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     libraries = (name.partition(".")[0] for name in _names(x))
-    other = "jax" if isinstance(x, Array) else "other"
-    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), other)
+    default = "jax" if isinstance(x, Array) else "other"
+    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), default)
 
 
 def is_table(x: object) -> bool:
@@ -65,7 +65,7 @@ def is_ray_dataset(x: object) -> bool:
     return "ray.Dataset" in _names(x)
 
 
-def check_kind(x: object) -> None:
+def check_container(x: object) -> None:
     """Raise a TypeError for what looks like a column or a table but cannot be perturbed, with advice."""
     for name in _INSTEAD.keys() & _names(x):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
@@ -76,7 +76,7 @@ def unwrap(x: Container) -> tuple[Any, Rewrap]:
     if type(x) is np.ndarray:
         _check_dtype(x.dtype)
         return x, lambda reports: reports
-    match kind(x):
+    match library_name(x):
         case "jax" if isinstance(x, Tracer):
             raise TypeError(
                 "x: is traced by JAX; inside jit release with perturb_traced, or simulate with mechanism.sample"
@@ -122,7 +122,7 @@ def _with_automatic_axes(x: Array) -> Array:
 
 def shape(x: Container) -> tuple[int, ...]:
     """Return the shape of an array, a column or a number; a TypeError for what is none, or holds no numbers."""
-    match kind(x):
+    match library_name(x):
         case "numpy":
             _check_dtype(x.dtype)
             return x.shape
@@ -139,13 +139,13 @@ def naming_column(name: Hashable) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"column {name!r}: {error}") from error
+        error_type = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_type(f"column {name!r}: {error}") from error
 
 
-def columns_of(table: Container) -> list[str]:
+def column_names(table: Container) -> list[str]:
     """Return the names of a table's columns."""
-    return list(table.column_names if kind(table) == "pyarrow" else table.columns)
+    return list(table.column_names if library_name(table) == "pyarrow" else table.columns)
 
 
 def replace_columns(table: Container, columns: dict[str, Container]) -> Container:
@@ -154,7 +154,7 @@ def replace_columns(table: Container, columns: dict[str, Container]) -> Containe
     Attributes, metadata, categories that no row has, and values in memory under missing ones may be the raw values, and
     would be released with the reports.
     """
-    match kind(table):
+    match library_name(table):
         case "pandas":
             # A subclass's own metadata are not copied, because its constructor gets a plain table.
             frame = type(table).__mro__[_names(table).index("pandas.DataFrame")]
@@ -165,8 +165,8 @@ def replace_columns(table: Container, columns: dict[str, Container]) -> Containe
             released.index, released.columns = visible_index(table.index), visible_index(table.columns)
             return released
         case "polars":
-            others = [_visible_polars(column) for column in table.get_columns() if column.name not in columns]
-            return table.with_columns(*others, *columns.values())
+            visible_columns = [_visible_polars(column) for column in table.get_columns() if column.name not in columns]
+            return table.with_columns(*visible_columns, *columns.values())
         case _:
             from dpkernels.release.arrow import released_table
 
@@ -177,8 +177,8 @@ def replace_columns(table: Container, columns: dict[str, Container]) -> Containe
             return released_table(table)
 
 
-def _places(missing: np.ndarray) -> np.ndarray:
-    """Return the place of each row's value among those that are present, and -1 for a missing one."""
+def _value_positions(missing: np.ndarray) -> np.ndarray:
+    """Return the position of each row's value among those that are present, and -1 for a missing one."""
     return np.where(missing, -1, np.cumsum(~missing) - 1)
 
 
@@ -199,7 +199,7 @@ def _visible_array(array: pd.api.extensions.ExtensionArray) -> pd.api.extensions
     missing = array.isna()
     if isinstance(array.dtype, np.dtype) or not missing.any():
         return array
-    return array[~missing].take(_places(missing), allow_fill=True)
+    return array[~missing].take(_value_positions(missing), allow_fill=True)
 
 
 def visible_index(index: pd.Index) -> pd.Index:
@@ -213,31 +213,31 @@ def visible_index(index: pd.Index) -> pd.Index:
 
 def _visible_polars(column: pl.Series) -> pl.Series:
     """Return a polars column with the values of its rows, and no categories or memory of others."""
-    kind = _visible_type(column.dtype, column)
-    if kind != column.dtype:
-        column = column.cast(kind)
+    dtype = _visible_type(column.dtype, column)
+    if dtype != column.dtype:
+        column = column.cast(dtype)
     if column.dtype.is_nested() or str(column.dtype) in ("String", "Binary"):
         return type(column)(column.name, column.to_list(), dtype=column.dtype)
     if not column.null_count():
         return column
     missing = column.is_null().to_numpy()
-    return column.drop_nulls().gather(type(column)(_places(missing)).replace(-1, None))
+    return column.drop_nulls().gather(type(column)(_value_positions(missing)).replace(-1, None))
 
 
-def _visible_type(kind: Any, column: pl.Series | None = None) -> Any:
+def _visible_type(dtype: Any, column: pl.Series | None = None) -> Any:
     """Return a polars type in which an Enum has the categories of a column; inside nested ones they are texts."""
     import polars as pl
 
-    if isinstance(kind, pl.Enum):
+    if isinstance(dtype, pl.Enum):
         if column is None:
             return pl.String()
         shown_names = set(column.unique().to_list())
-        return pl.Enum([name for name in kind.categories if name in shown_names])
-    if isinstance(kind, pl.Struct):
-        return pl.Struct([pl.Field(field.name, _visible_type(field.dtype)) for field in kind.fields])
-    if isinstance(kind, pl.Array):
-        return pl.Array(_visible_type(kind.inner), kind.size)
-    return pl.List(_visible_type(kind.inner)) if isinstance(kind, pl.List) else kind
+        return pl.Enum([name for name in dtype.categories if name in shown_names])
+    if isinstance(dtype, pl.Struct):
+        return pl.Struct([pl.Field(field.name, _visible_type(field.dtype)) for field in dtype.fields])
+    if isinstance(dtype, pl.Array):
+        return pl.Array(_visible_type(dtype.inner), dtype.size)
+    return pl.List(_visible_type(dtype.inner)) if isinstance(dtype, pl.List) else dtype
 
 
 def _check_dtype(dtype: np.dtype) -> None:
@@ -323,13 +323,13 @@ def check_may_lack_values(x: object) -> None:
     """Refuse what ``missing`` is not for: single numbers, and arrays that have no mask."""
     if isinstance(x, int | float | np.generic):
         raise TypeError("missing: is for arrays and columns; x is one number")
-    if kind(x) not in _MAY_LACK_VALUES:
+    if library_name(x) not in _MAY_LACK_VALUES:
         raise TypeError(f"missing: {type(x).__name__} is not a NumPy array nor a pandas, polars or pyarrow column")
 
 
 def is_missing(x: Container) -> np.ndarray:
     """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked)."""
-    match kind(x):
+    match library_name(x):
         case "numpy":
             mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(x.shape, bool)
             mask = mask | np.isnan(np.ma.getdata(x)) if x.dtype.kind == "f" else mask
@@ -344,9 +344,9 @@ def is_missing(x: Container) -> np.ndarray:
             return np.asarray(pc.is_null(x, nan_is_null=True))
 
 
-def rows_of(x: Container, rows: np.ndarray) -> Container:
+def take_rows(x: Container, rows: np.ndarray) -> Container:
     """Return the given rows of an array, a column or a table; pandas keeps their labels."""
-    match kind(x):
+    match library_name(x):
         case "pandas":
             return x.iloc[rows]
         case "polars" if is_table(x):
@@ -361,17 +361,17 @@ def rows_of(x: Container, rows: np.ndarray) -> Container:
 
 def fill_missing(x: Container, mask: np.ndarray) -> Container:
     """Return the column with its first present value in place of each missing one."""
-    filled = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
-    return filled.set_axis(x.index) if kind(x) == "pandas" else filled
+    filled = take_rows(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
+    return filled.set_axis(x.index) if library_name(x) == "pandas" else filled
 
 
-def with_missing(reports: Container, mask: np.ndarray, like: object) -> Container:
-    """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
+def with_missing(reports: Container, mask: np.ndarray, source: object) -> Container:
+    """Return reports with the rows of the mask missing, in the representation that ``source`` uses.
 
     The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in
     memory that can be read, and in files such as Arrow's.
     """
-    match kind(reports):
+    match library_name(reports):
         case "pandas":
             return reports.mask(mask, 0.0).mask(mask)
         case "polars":
@@ -386,15 +386,15 @@ def with_missing(reports: Container, mask: np.ndarray, like: object) -> Containe
             return pc.if_else(mask_column, pa.scalar(None, reports.type), overwritten)
         case _:
             reports[mask] = np.nan
-            if not isinstance(like, np.ma.MaskedArray):
+            if not isinstance(source, np.ma.MaskedArray):
                 return reports
             by_row = mask.reshape(-1, *[1] * (reports.ndim - 1))
             return np.ma.array(reports, mask=np.broadcast_to(by_row, reports.shape))
 
 
-def values_of(column: Container) -> list[object]:
+def to_list(column: Container) -> list[object]:
     """Return the values of a column as objects of Python."""
-    match kind(column):
+    match library_name(column):
         case "pyarrow":
             return column.to_pylist()
         case "pandas" | "polars":
@@ -407,9 +407,9 @@ def values_of(column: Container) -> list[object]:
 
 def present_rows(x: Container) -> tuple[Container, np.ndarray | None]:
     """Return the values of an array or a column that are present, and their places unless all are; or x as it is."""
-    if kind(x) not in _MAY_LACK_VALUES or np.ndim(x) == 0 or is_table(x):
+    if library_name(x) not in _MAY_LACK_VALUES or np.ndim(x) == 0 or is_table(x):
         return x, None
     flat = x.reshape(-1) if isinstance(x, np.ndarray) else x
     missing = is_missing(flat)
     rows = np.flatnonzero(~missing)
-    return (rows_of(flat, rows), rows) if missing.any() else (x, None)
+    return (take_rows(flat, rows), rows) if missing.any() else (x, None)

@@ -25,7 +25,7 @@ from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.batch_engine import BatchRelease
 from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
 from dpkernels.release.inputs import Bounds, report_type
-from dpkernels.release.process import check_process, own_settings
+from dpkernels.release.process import check_process, kernel_settings
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(CORES, 9)  # Threads: at most as many as cores, because the caller's thread works, too.
@@ -56,10 +56,10 @@ class DeviceRelease:
 
         Two chunks are under way, so that transfers and checks overlap with computation.
         """
-        under_way: deque[tuple[int, Array]] = deque()
+        pending: deque[tuple[int, Array]] = deque()
 
         def receive() -> int:
-            first, reports = under_way.popleft()
+            first, reports = pending.popleft()
             out[first : first + len(reports)] = np.asarray(reports)
             advance(len(reports))
             return len(reports)
@@ -68,8 +68,8 @@ class DeviceRelease:
         for first in range(0, len(out), self.chunk):
             reports = self.on_device(checked(first, first + self.chunk), start + first)
             reports.copy_to_host_async()
-            under_way.append((first, reports))
-            if len(under_way) == 2:
+            pending.append((first, reports))
+            if len(pending) == 2:
                 received += receive()
         return received + receive()
 
@@ -77,7 +77,7 @@ class DeviceRelease:
         skip = start % BLOCK_VALUES
         spare = padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
         xp = np if isinstance(x, np.ndarray) else jnp
-        with own_settings(x64=True):
+        with kernel_settings(x64=True):
             padded = xp.pad(x, (skip, spare), mode="edge") if skip or spare else x
             split = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec("values"))
             firsts = range(start - skip, start - skip + len(padded), len(padded) // len(self.devices))
@@ -111,7 +111,7 @@ def check_words(device: object) -> None:
     """Refuse a device whose program for ChaCha20 makes other words than OpenSSL."""
     key, first, expected = bytes(range(32)), (1 << 32) - 100, np.empty(1 << 14, "<u4")
     host.fill(expected, key, BITS_STREAM, first)
-    with own_settings():
+    with kernel_settings():
         head = jax.device_put(host.head(key, BITS_STREAM, first), device)
         words = np.asarray(jax.jit(lambda head: chacha.words_from(head, len(expected), 32))(head))
     if not np.array_equal(words, expected):

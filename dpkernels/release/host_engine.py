@@ -12,7 +12,7 @@ from dpkernels.exact.sampler import ExactSampler, Words
 from dpkernels.jax_on_use import Array, is_deferred, jax, jnp
 from dpkernels.random import host
 from dpkernels.release.inputs import Bounds
-from dpkernels.release.process import calling_thread_device, own_settings
+from dpkernels.release.process import calling_thread_device, kernel_settings
 
 # Every stream's 64-byte blocks begin at values whose index is a multiple of this: 512 bits of 16-bit words.
 BLOCK_VALUES = 32
@@ -59,14 +59,14 @@ class HostRelease:
             return x.size
         if bounds.clip:
             x = bounds.check(x, row)
-        if not self._by_xla(x, start, out, bounds.range_of(x.dtype, out.dtype).keys):
+        if not self._by_xla(x, start, out, bounds.valid_range(x.dtype, out.dtype).keys):
             bounds.check(x, row)
             raise RuntimeError("x: the kernel found a value outside the interval, and NumPy did not; no report is made")
         return x.size
 
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         skip = start % BLOCK_VALUES
-        words = [np.empty(skip + len(x), kind) for kind in self.sampler.derived[_word_types,]]
+        words = [np.empty(skip + len(x), dtype) for dtype in self.sampler.derived[_word_types,]]
         self._fill(words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
@@ -76,12 +76,12 @@ class HostRelease:
         """Replace the reports at some indices, whose noise takes words of later turns: those of a value's own index."""
         if not indices.size:
             return
-        needs, places = self.sampler.words, indices + start
-        first = [words_at(self.key, need, places) for need in needs]
+        needs, positions = self.sampler.words, indices + start
+        words = [drawn_words(self.key, need, positions) for need in needs]
         values = x[indices].astype(out.dtype, copy=False)
         with np.errstate(all="ignore"):
             out[indices] = self.sampler.complete_reports(
-                values, *first, noise_words=lambda turn: words_at(self.key, needs[0], places, turn)
+                values, *words, noise_words=lambda turn: drawn_words(self.key, needs[0], positions, turn)
             )
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: tuple[np.ndarray, np.ndarray]) -> bool:
@@ -97,15 +97,15 @@ class HostRelease:
         space.keys[:2] = keys
         space.take_values(x)
         self._fill([buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words], start - skip)
-        with own_settings():
-            space.reports, inside = program(space.reports, *space.arguments())
-            is_inside = bool(np.asarray(inside))
-            if is_inside:
+        with kernel_settings():
+            space.reports, is_valid = program(space.reports, *space.arguments())
+            are_valid = bool(np.asarray(is_valid))
+            if are_valid:
                 out[:] = np.asarray(space.reports)[:count]
                 if self.sampler.incomplete_words != ():
-                    self._complete(self.sampler.are_incomplete(space.words_of(count)[0]), x, start, out)
+                    self._complete(self.sampler.are_incomplete(space.word_buffers(count)[0]), x, start, out)
         space.give_back()
-        return is_inside
+        return are_valid
 
     def _fill(self, buffers: list[np.ndarray], first: int) -> None:
         """Fill one buffer a stream with words from value ``first`` on, a multiple of BLOCK_VALUES."""
@@ -114,10 +114,10 @@ class HostRelease:
             source.fill(buffer, need.stream, first * need.bits // 512)
 
 
-def words_at(key: bytes, need: Words, indices: np.ndarray, turn: int = 0) -> np.ndarray:
+def drawn_words(key: bytes, need: Words, indices: np.ndarray, turn: int = 0) -> np.ndarray:
     """Return the words of some values of a release, by their indices."""
-    source, kind = host.Keystream(key), WORD_TYPES[need.bits]
-    drawn, block = np.empty(indices.size, kind), np.empty(64 // kind.itemsize, kind)
+    source, dtype = host.Keystream(key), WORD_TYPES[need.bits]
+    drawn, block = np.empty(indices.size, dtype), np.empty(64 // dtype.itemsize, dtype)
     for i, index in enumerate(indices.tolist()):
         source.fill(block, need.stream, index // len(block), turn)
         drawn[i] = block[index % len(block)]
@@ -140,12 +140,12 @@ def is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
     """Return the sampler's program for values of a length and type."""
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
-    where = jax.sharding.SingleDeviceSharding(calling_thread_device())
-    sizes = [(length, dtype), (KEYS, _key_type(dtype)), (length, dtype)]
-    sizes += [(length, kind) for kind in _word_types(sampler)]
-    with own_settings(x64=True):
-        like = [jax.ShapeDtypeStruct((size,), kind, sharding=where) for size, kind in sizes]
-        return sampler.compiled.lower(*like).compile()
+    sharding = jax.sharding.SingleDeviceSharding(calling_thread_device())
+    inputs = [(length, dtype), (KEYS, _key_type(dtype)), (length, dtype)]
+    inputs += [(length, word_type) for word_type in _word_types(sampler)]
+    with kernel_settings(x64=True):
+        arguments = [jax.ShapeDtypeStruct((size,), input_type, sharding=sharding) for size, input_type in inputs]
+        return sampler.compiled.lower(*arguments).compile()
 
 
 def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
@@ -169,8 +169,8 @@ class Workspace:
         self._idle = _idle(words, length, dtype)
         self.x = aligned(length, dtype)
         self.keys = aligned(KEYS, _key_type(dtype))
-        self.words = [aligned(BLOCK_VALUES + length, kind) for kind in words]
-        with own_settings(x64=True), jax.default_device(calling_thread_device()):
+        self.words = [aligned(BLOCK_VALUES + length, word_type) for word_type in words]
+        with kernel_settings(x64=True), jax.default_device(calling_thread_device()):
             self.reports = jnp.zeros(length, dtype)
         self._buffers = (self.keys, self.x, *(words[BLOCK_VALUES:] for words in self.words))
         self._shared = self._handed_over()
@@ -188,7 +188,7 @@ class Workspace:
         self.x[: len(x)] = x
         self.x[len(x) :] = self.x[0]
 
-    def words_of(self, count: int, skip: int = 0) -> list[np.ndarray]:
+    def word_buffers(self, count: int, skip: int = 0) -> list[np.ndarray]:
         """Return the memory for the words of some values, and of ``skip`` values before these."""
         return [words[BLOCK_VALUES - skip : BLOCK_VALUES + count] for words in self.words]
 
@@ -197,7 +197,7 @@ class Workspace:
         return self._shared if self._is_shared else self._handed_over()
 
     def _handed_over(self) -> list[Array]:
-        with own_settings(x64=True):
+        with kernel_settings(x64=True):
             return [jax.device_put(buffer, calling_thread_device(), may_alias=True) for buffer in self._buffers]
 
 

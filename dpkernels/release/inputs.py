@@ -27,14 +27,14 @@ class InputError(ValueError):
     """A value that cannot be perturbed, in a row of the whole release; ``clips`` is whether clipping would help."""
 
     def __init__(
-        self, row: int, coordinate: int | None, value: float, clips: bool, reason: str, place: str | None = None
+        self, row: int, coordinate: int | None, value: float, clips: bool, reason: str, location: str | None = None
     ) -> None:
         self.row, self.coordinate, self.value, self.clips, self.reason = row, coordinate, value, clips, reason
-        where = place or (f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}")
+        where = location or (f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}")
         super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("; clip=True clips" if clips else ""))
 
-    def named(self, place: str) -> InputError:
-        return InputError(self.row, self.coordinate, self.value, self.clips, self.reason, place)
+    def named(self, location: str) -> InputError:
+        return InputError(self.row, self.coordinate, self.value, self.clips, self.reason, location)
 
 
 class ValidRange(NamedTuple):
@@ -49,15 +49,15 @@ class ValidRange(NamedTuple):
 class Bounds:
     """An input interval and the treatment of values outside it.
 
-    Where only inputs within a sensitivity are neighbours (``near``), integers that floats would round are refused,
-    since rounding may move neighbours further apart.
+    Where only inputs within a sensitivity are neighbours (``has_sensitivity``), integers that floats would round are
+    refused, since rounding may move neighbours further apart.
     """
 
     lower: Any  # for vectors, one per coordinate
     upper: Any
     clip: bool  # instead of refusing; NaN and infinities are always refused
     largest: float = 0.0  # the largest absolute value of an input or a report
-    near: bool = False
+    has_sensitivity: bool = False
     subnormal_safe_radius: float = np.inf  # inputs of at most this size may be read as 0
     _ranges: dict[tuple[np.dtype, np.dtype], ValidRange] = field(default_factory=dict, repr=False)
 
@@ -69,14 +69,14 @@ class Bounds:
             lower, upper = (np.broadcast_to(np.asarray(end, float), shape) for end in (lower, upper))
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
         largest = max(float(np.max(end, where=np.isfinite(end), initial=0.0)) for end in ends)
-        near = getattr(mechanism, "sensitivity", None) is not None
-        subnormal_safe_radius = getattr(sampler, "subnormal_safe_radius", np.inf)
-        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, subnormal_safe_radius)
+        has_sensitivity = getattr(mechanism, "sensitivity", None) is not None
+        safe_radius = getattr(sampler, "subnormal_safe_radius", np.inf)
+        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, has_sensitivity, safe_radius)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
         """Return values that may be perturbed, in the type of reports; ``first`` is the row number of the first one."""
         typed = values.astype(report_type(values.dtype), copy=False)
-        low, high, _ = self.range_of(values.dtype, typed.dtype)
+        low, high, _ = self.valid_range(values.dtype, typed.dtype)
         if low <= np.minimum.reduce(typed) and np.maximum.reduce(typed) <= high:
             return typed
         return self._repaired(typed, values.dtype, first)
@@ -84,19 +84,19 @@ class Bounds:
     def check_entries(self, values: np.ndarray, entries: slice | np.ndarray, first: int) -> np.ndarray:
         """Return values that may be perturbed, each in the interval of its own entry of a batch."""
         typed = values.astype(report_type(values.dtype), copy=False)
-        low, high = (end if end.ndim == 0 else end[entries] for end in self._of_entries(values.dtype, typed.dtype)[:2])
-        inside = (low <= typed) & (typed <= high)
-        if inside.all():
+        low, high = (end if end.ndim == 0 else end[entries] for end in self._entry_range(values.dtype, typed.dtype)[:2])
+        is_valid = (low <= typed) & (typed <= high)
+        if is_valid.all():
             return typed
         lower, upper = (end if end.ndim == 0 else end.reshape(-1)[entries] for end in (self.lower, self.upper))
         return replace(self, lower=lower, upper=upper, _ranges={})._repaired(typed, values.dtype, first)
 
-    def _of_entries(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
+    def _entry_range(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
         """Return the ranges of all entries of a batch; an end that is that of every entry is a plain number."""
         key = source, dtype
         if key not in self._ranges:
             low, high = self._ends(source, dtype)
-            if (largest := self._most(source, dtype)) is not None:
+            if (largest := self._largest_exact(source, dtype)) is not None:
                 low, high = np.clip(low, -largest, largest), np.clip(high, -largest, largest)
             low, high = (plain_if_equal(end.reshape(-1)) for end in (low, high))
             self._ranges[key] = ValidRange(low, high, keys_of_ends(low, high))
@@ -104,7 +104,7 @@ class Bounds:
 
     def entry_keys(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """Return the ``order_keys`` of the ends of every entry's interval, or of all entries' one, for a type."""
-        return self._of_entries(source, dtype).keys
+        return self._entry_range(source, dtype).keys
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
         """Return vectors that may be perturbed, with coordinates on the last axis."""
@@ -117,7 +117,7 @@ class Bounds:
         with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
             typed = x.astype(dtype)
-            low, high, _ = self.range_of(np.dtype(x.dtype), dtype)
+            low, high, _ = self.valid_range(np.dtype(x.dtype), dtype)
             if not bool(jnp.all((typed >= low) & (typed <= high))):
                 self._repaired(np.asarray(typed).reshape(-1), np.dtype(x.dtype), 0)
                 return jnp.clip(typed, low, high)
@@ -131,29 +131,33 @@ class Bounds:
         if self.clip:
             values = np.clip(values, low, high)
         _refuse(values, (values < low) | (values > high), first, interval=(self.lower, self.upper))
-        if (largest := self._most(source, values.dtype)) is not None:
+        if (largest := self._largest_exact(source, values.dtype)) is not None:
             reason = f"; {values.dtype} rounds {source} beyond {largest:.0f}, and with it how far apart neighbours are"
             reason += ": make them floats and use the floats' sensitivity"
             _refuse(values, np.abs(values) > largest, first, reason)
         return values
 
-    def range_of(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
+    def valid_range(self, source: np.dtype, dtype: np.dtype) -> ValidRange:
         if (source, dtype) not in self._ranges:
-            largest, (low, high) = self._most(source, dtype), self._ends(source, dtype)
+            largest, (low, high) = self._largest_exact(source, dtype), self._ends(source, dtype)
             if largest is not None:
                 low, high = np.clip([low, high], -largest, largest)
             self._ranges[source, dtype] = ValidRange(low, high, keys_of_ends(low, high))
         return self._ranges[source, dtype]
 
-    def _most(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
+    def _largest_exact(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
         """Return the size up to which floats hold every integer, 2^53 - 1 for float64, or None if irrelevant."""
-        return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1) if self.near and source.kind in "iu" else None
+        if not self.has_sensitivity or source.kind not in "iu":
+            return None
+        return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1)
 
     def _ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """Return the interval rounded to the data's own type; 0.1 becomes float32's 0.1, and no end is infinite."""
         # A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16. Narrower types
         # have none.
-        subnormal_below, float32_normal = (float(np.finfo(kind).smallest_normal) for kind in (dtype, np.float32))
+        subnormal_below, float32_normal = (
+            float(np.finfo(float_type).smallest_normal) for float_type in (dtype, np.float32)
+        )
         if _smallest_normal(source) == float32_normal:
             subnormal_below = float32_normal
         largest_float = float(np.finfo(dtype).max)
@@ -196,9 +200,9 @@ def _refuse(
     """Raise an error for the first bad value, for a reason or because it is not in an interval."""
     if not is_bad.any():
         return
-    row, *coordinate = place = tuple(int(index) for index in np.argwhere(is_bad)[0])
+    row, *coordinate = index = tuple(int(index) for index in np.argwhere(is_bad)[0])
     if interval is not None:
-        lower, upper = (shortest(np.broadcast_to(end, values.shape)[place]) for end in interval)
+        lower, upper = (shortest(np.broadcast_to(end, values.shape)[index]) for end in interval)
         reason = f", outside the input interval [{lower}, {upper}]"
     where = coordinate[0] if coordinate else None
-    raise InputError(first + row, where, float(values[place]), interval is not None, reason)
+    raise InputError(first + row, where, float(values[index]), interval is not None, reason)

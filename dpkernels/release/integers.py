@@ -17,10 +17,10 @@ from dpkernels.exact.sampler import LOWER_HALF_STREAM, NOISE_STREAM, UPPER_HALF_
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.additive import check_dimensions
 from dpkernels.numerics import RealArray
-from dpkernels.random.chacha import blocks_at, stream_words
+from dpkernels.random.chacha import counter_blocks, stream_words
 from dpkernels.release.engines import check_words
-from dpkernels.release.process import own_settings
-from dpkernels.release.traced import with_keys_of_their_own
+from dpkernels.release.process import kernel_settings
+from dpkernels.release.traced import with_mapped_keys
 
 # Values that are completed together if one of them is open; a multiple of those of a block.
 _ROW = 64
@@ -57,8 +57,8 @@ def release_integers(key: Array, sampler: ExactNoise, values: Array) -> Array:
         )
         return values.astype(np.float64) + codes.astype(np.float64)
 
-    with own_settings(x64=True):
-        return with_keys_of_their_own(noisy)(jax.random.key_data(key), values)
+    with kernel_settings(x64=True):
+        return with_mapped_keys(noisy)(jax.random.key_data(key), values)
 
 
 def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> RealArray:
@@ -85,9 +85,9 @@ def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Array:
     upper = upper.reshape(rows, _ROW)
 
     def complete(i: Array, codes: Array) -> Array:
-        own = jax.lax.dynamic_slice(numbers, (i * _TOGETHER,), (_TOGETHER,))
-        completed = _codes_of_rows(noise, key, own.astype(jnp.uint32), upper[own].reshape(-1))
-        return codes.at[own].set(completed.reshape(_TOGETHER, _ROW))
+        row_indices = jax.lax.dynamic_slice(numbers, (i * _TOGETHER,), (_TOGETHER,))
+        completed = _codes_of_rows(noise, key, row_indices.astype(jnp.uint32), upper[row_indices].reshape(-1))
+        return codes.at[row_indices].set(completed.reshape(_TOGETHER, _ROW))
 
     turns = -(-has_open.sum(dtype=jnp.int32) // _TOGETHER)
     return jax.lax.fori_loop(0, turns, complete, codes.reshape(rows, _ROW)).reshape(-1)[:count]
@@ -98,16 +98,16 @@ def _codes_of_rows(noise: HalvedNoise, key: Array, numbers: Array, upper: Array 
     count = len(numbers) * _ROW
     streams = [(LOWER_HALF_STREAM, 16, 0), (NOISE_STREAM, 8, 1), (UPPER_HALF_STREAM, 16, 0)]
     # All streams together, because every program of ChaCha20 takes half a second to compile.
-    places = [_places(numbers, *stream) for stream in streams[: 3 if upper is None else 2]]
-    words = blocks_at(key, jnp.concatenate(places, axis=1)).reshape(-1)
+    counters = [_row_counters(numbers, *stream) for stream in streams[: 3 if upper is None else 2]]
+    words = counter_blocks(key, jnp.concatenate(counters, axis=1)).reshape(-1)
     pairs = words[count : 3 * count].reshape(-1, 2).astype(jnp.uint64)
     codes = noise.codes(words[3 * count :] if upper is None else upper, words[:count])
     return noise.complete(codes, pairs[:, 0] | pairs[:, 1] << np.uint64(32))
 
 
-def _places(numbers: Array, stream: int, in_block: int, turn: int) -> Array:
-    """Return the places of the blocks of rows of a stream, of which a block has so many words."""
+def _row_counters(numbers: Array, stream: int, in_block: int, turn: int) -> Array:
+    """Return the counters of the blocks of rows of a stream, of which a block has so many words."""
     blocks = _ROW // in_block
-    places = (numbers[:, None] * np.uint32(blocks) + jax.lax.iota(jnp.uint32, blocks)).reshape(-1)
-    others = (jnp.full_like(places, word) for word in (0, stream, turn))
-    return jnp.stack([places, *others])
+    positions = (numbers[:, None] * np.uint32(blocks) + jax.lax.iota(jnp.uint32, blocks)).reshape(-1)
+    constants = (jnp.full_like(positions, word) for word in (0, stream, turn))
+    return jnp.stack([positions, *constants])

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from dpkernels.release.containers import Container
 from dpkernels.release.engines import DeviceRelease, exact_engine, in_chunks
 from dpkernels.release.host_engine import padded_length
 from dpkernels.release.inputs import Bounds, InputError, report_type
-from dpkernels.release.process import check_process, own_settings
+from dpkernels.release.process import check_process, kernel_settings
 from dpkernels.release.ray_data import perturb_dataset
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def perturb(
         if value:
             raise ValueError(f"{name}: {value!r} describes a charge; it needs the ledger that is charged")
     if type(x) is not np.ndarray:
-        containers.check_kind(x)
+        containers.check_container(x)
         if containers.is_ray_dataset(x):
             return _perturb_ray_dataset(x, mechanism, missing, **options)
         if containers.is_table(x):
@@ -163,7 +163,7 @@ def perturb(
         present = np.flatnonzero(~missing_rows)
         try:
             if missing == "drop":
-                return perturb(containers.rows_of(x, present), mechanism, **options)
+                return perturb(containers.take_rows(x, present), mechanism, **options)
             reports = perturb(containers.fill_missing(x, missing_rows), mechanism, **options)
         except InputError as error:
             if np.ndim(x) > 1:
@@ -171,7 +171,7 @@ def perturb(
             row = present[error.row] if missing == "drop" else max(error.row, present[0])
             raise error.named(f"row {row}") from None
         return containers.with_missing(reports, missing_rows, x)
-    with own_settings():
+    with kernel_settings():
         return _perturb_column(x, mechanism, **options)
 
 
@@ -183,7 +183,7 @@ def _charged(
         raise ValueError("ledger: a simulation must not be released, so it is not charged")
     if containers.is_ray_dataset(x):
         raise ValueError("ledger: a ray.data.Dataset is not charged; `dpkernels perturb --ledger` releases datasets")
-    containers.check_kind(x)
+    containers.check_container(x)
     if options["missing"] != "refuse":
         containers.check_may_lack_values(x)
     if options["key"] is not None:
@@ -194,7 +194,7 @@ def _charged(
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     # What is certified and charged here is released below, whatever happens to a caller's dict meanwhile.
     is_table = isinstance(mechanism, Mapping)
-    samplers = {name: exact_sampler(each) for name, each in mechanism.items()} if is_table else exact_sampler(mechanism)
+    samplers = {name: exact_sampler(m) for name, m in mechanism.items()} if is_table else exact_sampler(mechanism)
     _check_batches(x, samplers, **options)
     amounts = charge(ledger, x, samplers, rows, label)
     try:
@@ -214,7 +214,8 @@ def _no_missing(missing: str) -> ValueError:
 
 def _check_batches(x: Container, samplers: PyTree, *, clip: bool, missing: str, **_: object) -> None:
     """Refuse, before a charge, values that do not fit a batch or its intervals."""
-    columns = [(x[name], each) for name, each in samplers.items()] if isinstance(samplers, dict) else [(x, samplers)]
+    is_table = isinstance(samplers, dict)
+    columns = [(x[name], sampler) for name, sampler in samplers.items()] if is_table else [(x, samplers)]
     for values, sampler in columns:
         if isinstance(sampler, ExactBatch):
             if missing != "refuse":
@@ -237,7 +238,7 @@ def _perturb_column(
     clip: bool,
     progress: bool | None,
     start: int,
-    devices: object,
+    devices: Sequence[Any] | None,
 ) -> np.ndarray:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
@@ -250,14 +251,15 @@ def _perturb_column(
         check_fits(array.shape, sampler.shape)
     secret = _secret(key, exact)
     if start:
-        is_one_row = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
-        start *= math.prod(array.shape if is_one_row else array.shape[1:])
+        is_vector = array.ndim == 1 and isinstance(inner, Multivariate | AdditiveVector)
+        start *= math.prod(array.shape if is_vector else array.shape[1:])
         checks.integer_in("start: the index of the last value", start + array.size, 0, _MAX_VALUES)
     try:
         if array.size < _PROGRESS_VALUES and not progress:
-            return rewrap(_reports(sampler, secret, array, clip, lambda _: None, start, devices))
+            return rewrap(_reports(sampler, array, _Settings(secret, clip, start, devices, lambda _: None)))
         with bar(array.size, progress, array.size >= _PROGRESS_VALUES) as moved:
-            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), start, devices))
+            settings = _Settings(secret, clip, start, devices, lambda count: moved(advance=count))
+            return rewrap(_reports(sampler, array, settings))
     except InputError as error:
         raise _at_index(error, array.shape) from None
 
@@ -279,9 +281,9 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
     rows = np.asarray(x).reshape(-1, x.shape[-1])
     for first in range(0, len(rows), _ROWS):
         block = rows[first : first + _ROWS].astype(np.float64)
-        off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)
-        if off.any():
-            row, column = (int(index) for index in np.argwhere(off)[0])
+        remainders = np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice))
+        if remainders.any():
+            row, column = (int(index) for index in np.argwhere(remainders)[0])
             value, step = shortest(block[row, column]), shortest(mechanism.lattice)
             raise ValueError(f"x: row {first + row}, value {column} is {value}, no multiple of {step}")
 
@@ -292,21 +294,28 @@ def _secret(key: Array | None, exact: bool) -> Array | bytes:
         return os.urandom(32) if key is None else keys.release_key_bytes(key)
     if key is None:
         return keys.simulation_key(int.from_bytes(os.urandom(4), "little"))
-    return keys.simulation_key_of(key)
+    return keys.typed_simulation_key(key)
+
+
+class _Settings(NamedTuple):
+    """What reports follow from, besides the sampler and the values."""
+
+    secret: Any  # the 32 bytes of a release's key, or the typed key of a simulation
+    clip: bool
+    first: int  # the index of the first value in the whole release
+    devices: Sequence[Any] | None
+    advance: Advance  # is called with the number of values of each completed piece
 
 
 @singledispatch
-def _reports(
-    sampler: object, secret: Any, x: RealArray, clip: bool, advance: Advance, first: int, devices: object
-) -> RealArray:
-    """Return reports of a NumPy or JAX array, whose first value is value ``first`` of the release."""
+def _reports(sampler: object, x: RealArray, settings: _Settings) -> RealArray:
+    """Return reports of a NumPy or JAX array."""
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
 
 @_reports.register
-def _(
-    sampler: ExactSampler, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
-) -> np.ndarray:
+def _(sampler: ExactSampler, x: RealArray, settings: _Settings) -> RealArray:
+    secret, clip, first, devices, advance = settings
     bounds = sampler.derived[Bounds.of, clip]
     if isinstance(x, Array):
         holders = tuple(sorted(x.devices(), key=lambda device: device.id))
@@ -317,9 +326,8 @@ def _(
 
 
 @_reports.register
-def _(
-    sampler: ExactBatch, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
-) -> np.ndarray:
+def _(sampler: ExactBatch, x: RealArray, settings: _Settings) -> RealArray:
+    secret, clip, first, devices, advance = settings
     if devices is not None:
         raise ValueError("devices: are for one mechanism; the CPU releases batches")
     bounds = sampler.derived[Bounds.of, clip]
@@ -328,25 +336,24 @@ def _(
 
 
 @_reports.register
-def _(
-    sampler: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
-) -> np.ndarray:
+def _(sampler: ExactMultivariate, x: np.ndarray, settings: _Settings) -> np.ndarray:
     """Choose coordinates, and report them by the coordinate mechanism; row i has word i of the choice's stream."""
+    secret, clip, first, devices, advance = settings
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
     check_dimensions(mechanism.dimensions, x.shape)
     rows, start = np.asarray(x).reshape(-1, d), first // d
     bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
     middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
-    half = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
+    half_width = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
     engine = exact_engine(sampler.coordinate, secret, devices)
     out = np.empty(rows.shape, report_type(x.dtype))
     out[:] = middle
     for row in range(0, len(rows), _ROWS):
         block = bounds.check_rows(rows[row : row + _ROWS], row)
         chosen = chosen_coordinates(_starts(secret, start + row, len(block), d), d, s)
-        z = (np.take_along_axis(block, chosen, axis=1) - middle[chosen]) / half[chosen]
+        z = (np.take_along_axis(block, chosen, axis=1) - middle[chosen]) / half_width[chosen]
         reports = in_chunks(engine, on_unit, z, start=(start + row) * s)
-        np.put_along_axis(out[row : row + _ROWS], chosen, middle[chosen] + half[chosen] * (d / s) * reports, 1)
+        np.put_along_axis(out[row : row + _ROWS], chosen, middle[chosen] + half_width[chosen] * (d / s) * reports, 1)
         advance(block.size)
     return out.reshape(x.shape)
 
@@ -364,39 +371,35 @@ def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray
 
 @_reports.register(Mechanism)
 @_reports.register(AdditiveVector)
-def _(
-    sampler: Additive, secret: Array, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
-) -> np.ndarray:
-    bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
+def _(sampler: Additive, x: np.ndarray, settings: _Settings) -> RealArray:
+    bounds, mechanism = Bounds.of(sampler, settings.clip), getattr(sampler, "coordinate", sampler)
     if batch_shape := getattr(mechanism, "batch_shape", None):
         check_fits(x.shape, batch_shape)
         values = bounds.check_entries(np.asarray(x).reshape(-1), np.arange(x.size) % mechanism.batch_size, 0)
-        with own_settings(x64=values.dtype == np.float64):
-            reports = mechanism.sample(secret, jnp.asarray(values.reshape(x.shape)))
-        advance(x.size)
+        with kernel_settings(x64=values.dtype == np.float64):
+            reports = mechanism.sample(settings.secret, jnp.asarray(values.reshape(x.shape)))
+        settings.advance(x.size)
         return reports if isinstance(x, Array) else np.asarray(reports)
     if isinstance(x, Array):
-        return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
+        return sample_from(mechanism, settings.secret, 0, bounds.check_on_device(x))
 
     def simulate(x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
         values = bounds.check(x, row)
         padded = np.pad(values, (0, padded_length(len(values)) - len(values)), mode="edge")
-        with own_settings(x64=values.dtype == np.float64):
-            out[:] = np.asarray(sample_from(mechanism, secret, start, jnp.asarray(padded)))[: len(values)]
+        with kernel_settings(x64=values.dtype == np.float64):
+            out[:] = np.asarray(sample_from(mechanism, settings.secret, start, jnp.asarray(padded)))[: len(values)]
         return len(values)
 
-    return in_chunks(simulate, bounds, x, advance=advance)
+    return in_chunks(simulate, bounds, x, advance=settings.advance)
 
 
 @_reports.register
-def _(
-    sampler: Multivariate, secret: Array, x: np.ndarray, clip: bool, advance: Advance, first: int, devices: object
-) -> np.ndarray:
+def _(sampler: Multivariate, x: np.ndarray, settings: _Settings) -> np.ndarray:
     check_dimensions(sampler.dimensions, x.shape)
-    values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
-    with own_settings(x64=values.dtype == np.float64):
-        reports = np.asarray(sampler.sample(secret, values))
-    advance(x.size)
+    values = Bounds.of(sampler, settings.clip).check_rows(np.asarray(x), 0)
+    with kernel_settings(x64=values.dtype == np.float64):
+        reports = np.asarray(sampler.sample(settings.secret, values))
+    settings.advance(x.size)
     return reports
 
 
@@ -411,9 +414,9 @@ def _perturb_ray_dataset(
         raise TypeError("mechanism: a ray.data.Dataset of categories is released by `dpkernels perturb --engine ray`")
     if options["devices"] is not None:
         raise ValueError("devices: the blocks of a ray.data.Dataset are perturbed by CPUs, where Ray holds them")
-    given = {"key": options["key"] is not None, "start": options["start"], "exact=False": not options["exact"]}
-    for name, is_given in given.items():
-        if is_given:
+    settings = {"key": options["key"] is not None, "start": options["start"], "exact=False": not options["exact"]}
+    for name, is_set in settings.items():
+        if is_set:
             raise ValueError(f"{name}: the rows of a ray.data.Dataset have no order that a second run would repeat")
     return perturb_dataset(x, mechanisms, clip)
 
@@ -433,7 +436,7 @@ def _check_columns(table: object, mechanisms: object) -> None:
     """Refuse mechanisms that do not name columns of the table."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
-    names = containers.columns_of(table)
+    names = containers.column_names(table)
     if unknown := [name for name in mechanisms if name not in names]:
         raise ValueError(f"mechanism: no column {unknown[0]!r}; the table has {', '.join(map(str, names))}")
     for name in mechanisms:
@@ -449,13 +452,13 @@ def _perturb_table(table: Container, mechanisms: dict[str, Mechanism], missing: 
         is_missing = np.any([containers.is_missing(table[name]) for name in mechanisms], axis=0)
         if is_missing.any():
             present = np.flatnonzero(~is_missing)
-            table = containers.rows_of(table, present)
+            table = containers.take_rows(table, present)
     secret = _secret(options.pop("key"), options["exact"])
-    columns, own_keys = {}, {name: _column_key(secret, name) for name in mechanisms}
+    columns, column_keys = {}, {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
         with containers.naming_column(name):
             try:
-                columns[name] = perturb(table[name], mechanism, key=own_keys[name], missing=missing, **options)
+                columns[name] = perturb(table[name], mechanism, key=column_keys[name], missing=missing, **options)
             except InputError as error:
                 if present is None:
                     raise

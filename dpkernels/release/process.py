@@ -98,7 +98,7 @@ _current = attrgetter(
 _UNCHANGED = nullcontext()
 
 
-def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
+def kernel_settings(x64: bool | None = None) -> AbstractContextManager[None]:
     """Set JAX's options as the kernels need them, in this thread; with ``x64`` None, 64-bit types are as the user's."""
     types = _UNCHANGED if x64 is None else jax.enable_x64(x64)
     promotion, ranks, *guards = _current(jax.config)

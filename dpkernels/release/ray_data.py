@@ -56,8 +56,8 @@ def perturb_dataset(
     samplers = {name: exact_sampler(mechanism) for name, mechanism in mechanisms.items()}
     for name, sampler in samplers.items():
         if not isinstance(sampler, ExactSampler) or isinstance(sampler.mechanism, AdditiveVector):
-            kind = type(mechanisms[name]).__name__
-            raise TypeError(f"column {name!r}: {kind} is on vectors; a column holds single values")
+            mechanism_type = type(mechanisms[name]).__name__
+            raise TypeError(f"column {name!r}: {mechanism_type} is on vectors; a column holds single values")
     names = list(dataset.columns() or ())  # none of a dataset without rows
     for name in mechanisms if names else ():
         if names.count(name) != 1:
@@ -90,7 +90,7 @@ def number_rows(block: pa.Table, described: bytes, secrets: BlockSecrets) -> tup
 
 
 def perturb_block(
-    block: pa.Table, described: bytes, secrets: BlockSecrets, first: int, rows: int, known_hash: bytes
+    block: pa.Table, described: bytes, secrets: BlockSecrets, first: int, rows: int, expected_hash: bytes
 ) -> tuple[pa.Table, str | None]:
     """Return the reports of a block whose first row has this number, or the errors in its values.
 
@@ -98,7 +98,7 @@ def perturb_block(
     other rows or another hash than when rows were numbered.
     """
     samplers, clip = unpickle(described)
-    if len(block) != rows or _hash(block, samplers, secrets) != known_hash:
+    if len(block) != rows or _hash(block, samplers, secrets) != expected_hash:
         raise RuntimeError(
             "a block was computed again, with other values: the pipeline behind it is not deterministic, and noise is "
             "not used for two values; materialise it (write it to files) and perturb those"

@@ -19,7 +19,7 @@ from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.engines import check_words
 from dpkernels.release.inputs import Bounds, report_type
-from dpkernels.release.process import own_settings
+from dpkernels.release.process import kernel_settings
 
 
 def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
@@ -79,11 +79,11 @@ def release_replicated(key: Array, sampler: ExactSampler, values: Array) -> Arra
     if not isinstance(values, jax.core.Tracer):
         Bounds.of(sampler, clip=False).check_on_device(values)
     source, dtype = np.dtype(values.dtype), np.dtype(jax.dtypes.canonicalize_dtype(report_type(values.dtype)))
-    low, high, _ = Bounds.of(sampler, clip=True).range_of(source, dtype)
-    with own_settings(x64=True):
+    low, high, _ = Bounds.of(sampler, clip=True).valid_range(source, dtype)
+    with kernel_settings(x64=True):
         typed = values.astype(dtype)
         clipped = jnp.where(jnp.isnan(typed), low, jnp.clip(typed, low, high))
-        reports = with_keys_of_their_own(partial(_reports, sampler))
+        reports = with_mapped_keys(partial(_reports, sampler))
         return reports(jax.random.key_data(key), clipped.reshape(-1)).reshape(values.shape)
 
 
@@ -142,14 +142,14 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> RealArray:
     )
 
 
-def with_keys_of_their_own(reports: Callable[..., Real]) -> Callable[..., Array]:
+def with_mapped_keys(reports: Callable[..., Real]) -> Callable[..., Array]:
     """Return a function of key and values over both of which ``vmap`` maps."""
     guarded = jax.custom_batching.custom_vmap(reports)
 
     def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Array, bool]:
         if not batched[0]:
             raise ValueError(f"key: is one for {size} rows under vmap, which would have the same noise; split it")
-        return with_keys_of_their_own(jax.vmap(reports, (0, 0 if batched[1] else None)))(key, x), True
+        return with_mapped_keys(jax.vmap(reports, (0, 0 if batched[1] else None)))(key, x), True
 
     guarded.def_vmap(rule)
     return guarded

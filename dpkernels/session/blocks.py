@@ -143,7 +143,7 @@ def _as_source(data: Any) -> Source:
         return JoinedSources([as_source(table) for table in data])
     if containers.is_ray_dataset(data):
         return RayBlocks(data)
-    kind = containers.kind(data)
+    kind = containers.library_name(data)
     if kind == "pyarrow":
         import pyarrow as pa
 
@@ -170,7 +170,7 @@ class InMemory(Source):
     def fingerprint(self) -> tuple[tuple[Hashable, ...], int]:
         if self.kind == "dict":
             return tuple(self.data), len(next(iter(self.data.values())))
-        return tuple(containers.columns_of(self.data)), len(self.data)
+        return tuple(containers.column_names(self.data)), len(self.data)
 
     def blocks(self, names: Sequence[Hashable]) -> Iterator[Block]:
         columns = {name: getattr(self.data[name], "iloc", self.data[name]) for name in names}  # of pandas

@@ -42,7 +42,7 @@ def as_array(column: containers.Container) -> np.ndarray:
     Its type alone decides how cells are read. A missing cell, which one person may have, does not change the others:
     integers become objects then, not floats, in which two persons could have one number.
     """
-    match containers.kind(column):
+    match containers.library_name(column):
         case "pandas":
             dtype = column.dtype if isinstance(column.dtype, np.dtype) else getattr(column.dtype, "numpy_dtype", object)
             is_plain = dtype is column.dtype or (np.dtype(dtype).kind in "biuf" and not column.isna().any())

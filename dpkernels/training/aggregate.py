@@ -60,7 +60,14 @@ from dpkernels.pytrees import PyTree
 from dpkernels.random.keys import column_key, release_key_bytes
 from dpkernels.release.integers import release_integers
 from dpkernels.release.traced import device_axes, varying_axes
-from dpkernels.training.clipping import ClippedSums, check_overflow, clipped_sums, explicitly_sharded, form, values_of
+from dpkernels.training.clipping import (
+    ClippedSums,
+    check_overflow,
+    clipped_sums,
+    example_size,
+    explicitly_sharded,
+    type_and_shape,
+)
 from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise, exact_noise
 
@@ -198,7 +205,7 @@ def private_aggregate(
         *,
         mask: Array | bool | None = None,
         norms: Array | None = None,
-        **others: object,
+        **extra_args: object,
     ) -> tuple[optax.Updates, PrivateAggregateState]:
         _check_axes(axis_name)
         if not isinstance(state, PrivateAggregateState):
@@ -210,31 +217,31 @@ def private_aggregate(
                     f"updates: are sums for {clipped.noise}, with their mask and norms; this update is for {noise}"
                 )
         else:
-            noise = PrivateNoise.certified(clip, multiplier, values_of(jax.tree.leaves(updates)))
+            noise = PrivateNoise.certified(clip, multiplier, example_size(jax.tree.leaves(updates)))
             clipped = clipped_sums(updates, mask, noise, norms)
         rows = clipped.rows * micro_batches * (1 if axis_name is None else jax.lax.axis_size(axis_name))
         check_overflow(rows, noise, strategy, steps)
         settings = _settings(clip, multiplier, noise.dimensions, micro_batches, strategy)
         sums = clipped.sums
         trees = {"sums": sums if micro_batches > 1 else (), "noise": (sums,) * strategy.lags if strategy else ()}
-        is_valid = _is_own(state, owner, settings, trees) & _has_steps_left(state, steps) & _has_one_key(state)
+        is_valid = _is_matching(state, owner, settings, trees) & _has_steps_left(state, steps) & _is_one_key(state)
         if axis_name is not None:
             _check_split(sums)
             sums = jax.lax.psum(sums, axis_name)
         factor = noise.unit / (rows if expected_batch_size is None else expected_batch_size)
 
         def release(sums: PyTree) -> tuple[PyTree, Array, PyTree, PyTree]:
-            now, following = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(base)))
+            step_key, next_key = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(base)))
             if strategy is None:
-                released, errors = _noisy(noise, now, sums), state.noise
+                released, errors = _noisy(noise, step_key, sums), state.noise
             else:
                 mixed = strategy.mixed(sums, state.noise)
-                released = strategy.unmixed(_noisy(noise, now, mixed))
+                released = strategy.unmixed(_noisy(noise, step_key, mixed))
                 errors = (jax.tree.map(_difference, released, sums), *state.noise)[: strategy.lags]
             released = _scaled(released, factor, clipped.types)
             released = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), released)
-            moves, inner_state = optimiser.update(released, state.inner, params, **others)
-            return moves, jax.random.key_data(following), errors, inner_state
+            moves, inner_state = optimiser.update(released, state.inner, params, **extra_args)
+            return moves, jax.random.key_data(next_key), errors, inner_state
 
         def wait(sums: PyTree) -> tuple[PyTree, Array, PyTree, PyTree]:
             moves = jax.eval_shape(release, sums)[0]
@@ -244,15 +251,15 @@ def private_aggregate(
         micro_step = state.micro_step + 1
         is_last = micro_step == micro_batches
         if micro_batches == 1:
-            moves, following, errors, inner_state = release(sums)
+            moves, next_key, errors, inner_state = release(sums)
             sums = ()
         else:
             sums = jax.tree.map(jnp.add, state.sums, sums)
-            moves, following, errors, inner_state = jax.lax.cond(is_last, release, wait, sums)
+            moves, next_key, errors, inner_state = jax.lax.cond(is_last, release, wait, sums)
             sums = jax.tree.map(lambda leaf: jnp.where(is_last, 0, leaf), sums)
         moves = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), moves)
         return moves, state._replace(
-            key=following,
+            key=next_key,
             step=state.step + is_last,
             micro_step=jnp.where(is_last, 0, micro_step),
             sums=sums,
@@ -349,19 +356,22 @@ def _stated(words: np.ndarray) -> dict[str, float]:
     return dict(zip(names, (clip, multiplier, *map(int, words[4:])), strict=True))
 
 
-def _is_own(state: PrivateAggregateState, owner: np.ndarray, settings: np.ndarray, trees: dict[str, PyTree]) -> Array:
+def _is_matching(
+    state: PrivateAggregateState, owner: np.ndarray, settings: np.ndarray, trees: dict[str, PyTree]
+) -> Array:
     """Return whether the state is this transformation's; raise an error if it is known that it is not."""
     numbers = {"key": _OWNER, "owner": _OWNER, "settings": _SETTINGS, "step": _NUMBER, "micro_step": _NUMBER}
     integers = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.int32), trees)
-    for name, expected in (numbers | integers).items():
-        if (stated := jax.tree.map(form, getattr(state, name))) != jax.tree.map(form, expected):
-            raise TypeError(f"state: {name} has the form {stated}; it must be {jax.tree.map(form, expected)}")
+    for name, tree in (numbers | integers).items():
+        stated, expected = jax.tree.map(type_and_shape, getattr(state, name)), jax.tree.map(type_and_shape, tree)
+        if stated != expected:
+            raise TypeError(f"state: {name} has the form {stated}; it must be {expected}")
     is_owner, has_settings = (state.owner == owner).all(), (state.settings == settings).all()
     if not isinstance(has_settings, jax.core.Tracer) and not has_settings:
-        theirs, ours = _stated(np.asarray(state.settings)), _stated(settings)
-        name = next(name for name in ours if theirs[name] != ours[name])
+        stated, expected = _stated(np.asarray(state.settings)), _stated(settings)
+        name = next(name for name in expected if stated[name] != expected[name])
         raise ValueError(
-            f"state: is for {name} {theirs[name]:g}, but this update for {ours[name]:g}; begin with a new state"
+            f"state: is for {name} {stated[name]:g}, but this update for {expected[name]:g}; begin with a new state"
         )
     if not isinstance(is_owner, jax.core.Tracer) and not is_owner:
         raise ValueError(
@@ -381,7 +391,7 @@ def _has_steps_left(state: PrivateAggregateState, steps: int | None) -> Array:
     return is_left
 
 
-def _has_one_key(state: PrivateAggregateState) -> Array:
+def _is_one_key(state: PrivateAggregateState) -> Array:
     """Return whether all devices have the same key; raise an error if it is known that they have not.
 
     Devices with keys of their own would release one sum several times, each with other noise.
@@ -398,21 +408,21 @@ def _has_one_key(state: PrivateAggregateState) -> Array:
     return jnp.array(True)
 
 
-def _noisy(noise: PrivateNoise, now: Array, sums: PyTree) -> PyTree:
+def _noisy(noise: PrivateNoise, step_key: Array, sums: PyTree) -> PyTree:
     """Return the sums with noise, in units: integers in float64."""
     sampler, _ = exact_noise(noise.noise_multiplier, noise.dimensions)
     leaves, tree = jax.tree.flatten(sums)
 
-    def noisy(now: Array, leaves: list[Array]) -> list[Array]:
+    def noisy(step_key: Array, leaves: list[Array]) -> list[Array]:
         with jax.enable_x64(True):
-            values = release_integers(now, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
+            values = release_integers(step_key, sampler, jnp.concatenate([leaf.reshape(-1) for leaf in leaves]))
             pieces, offset = [], 0
             for leaf in leaves:
                 pieces.append(values[offset : offset + leaf.size].reshape(leaf.shape))
                 offset += leaf.size
         return pieces
 
-    return jax.tree.unflatten(tree, explicitly_sharded(noisy, leaves)(now, leaves))
+    return jax.tree.unflatten(tree, explicitly_sharded(noisy, leaves)(step_key, leaves))
 
 
 def _scaled(values: PyTree, factor: float, types: tuple[str, ...]) -> PyTree:

@@ -53,12 +53,12 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
         raise ValueError(
             f"key: all devices along {axes[0]!r} would draw the same rows; draw the batch outside shard_map"
         )
-    below = int(rate * 2.0**32)
-    hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
-    return at_random_places(key, hits, capacity)
+    threshold = int(rate * 2.0**32)
+    hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(threshold - 1)
+    return shuffled_batch(key, hits, capacity)
 
 
-def at_random_places(key: Array, hits: Array, capacity: int) -> PoissonBatch:
+def shuffled_batch(key: Array, hits: Array, capacity: int) -> PoissonBatch:
     """Return the rows that hit at random places of a batch, which is empty if they are more than its capacity."""
     count = hits.sum()
     (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)

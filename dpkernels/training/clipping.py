@@ -78,7 +78,7 @@ def clipped_sums(
             gradients in ``shard_map`` are the same on several devices: JAX may have added up those of their examples.
         TypeError: gradients are not floats.
     """
-    _check_own(jax.tree.leaves(gradients))
+    _check_rows_differ(jax.tree.leaves(gradients))
     return sums_of_rows(gradients, mask, noise, norms)
 
 
@@ -88,13 +88,13 @@ def sums_of_rows(
     """Return ``clipped_sums`` of gradients of which every row is known to be that of one example."""
     leaves, tree = jax.tree.flatten(gradients)
     count = _count(leaves, noise)
-    counted, own_norms = _mask(mask, count), None if norms is None else jnp.asarray(norms)
-    if own_norms is not None and (own_norms.shape != (count,) or not jnp.issubdtype(own_norms.dtype, jnp.floating)):
-        raise ValueError(f"norms: are {form(own_norms)}; they must be floats of shape [{count}], one an example")
+    counted, bounds = _mask(mask, count), None if norms is None else jnp.asarray(norms)
+    if bounds is not None and (bounds.shape != (count,) or not jnp.issubdtype(bounds.dtype, jnp.floating)):
+        raise ValueError(f"norms: are {type_and_shape(bounds)}; they must be floats of shape [{count}], one an example")
     check_overflow(count, noise)
     add = explicitly_sharded(partial(_added, noise), leaves, 1)
     types = tuple(str(leaf.dtype) for leaf in leaves)
-    return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, own_norms)), count, types, noise)
+    return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, bounds)), count, types, noise)
 
 
 def check_overflow(
@@ -114,7 +114,7 @@ def check_overflow(
         raise ValueError(f"{name}: {rows} examples of {noise.sensitivity:g} units each may overflow 32-bit integers")
 
 
-def _check_own(leaves: list[Array]) -> None:
+def _check_rows_differ(leaves: list[Array]) -> None:
     """Refuse gradients that are the same along an axis of ``shard_map``.
 
     JAX adds up the gradients of parameters that are the same on several devices. A row would then be the sum of several
@@ -137,14 +137,14 @@ def explicitly_sharded(function: Callable[..., Any], leaves: list[Array], first:
     Inside, XLA chooses how arrays are sharded, as on a mesh without explicit axes.
     """
     shardings = [jax.typeof(leaf).sharding for leaf in leaves]
-    mesh = next((each.mesh for each in shardings if AxisType.Explicit in each.mesh.axis_types), None)
+    mesh = next((sharding.mesh for sharding in shardings if AxisType.Explicit in sharding.mesh.axis_types), None)
     if mesh is None:
         return function
-    results = [NamedSharding(mesh, PartitionSpec(*each.spec[first:])) for each in shardings]
+    results = [NamedSharding(mesh, PartitionSpec(*sharding.spec[first:])) for sharding in shardings]
     return jax.sharding.auto_axes(function, axes=mesh.explicit_axes, out_sharding=results)
 
 
-def form(leaf: Any) -> str:
+def type_and_shape(leaf: Any) -> str:
     """Return the type and shape of an array."""
     return f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(np.shape(leaf))}"
 
@@ -154,7 +154,7 @@ def _count(leaves: list[Array], noise: PrivateNoise) -> int:
     shapes = [jnp.shape(leaf) for leaf in leaves]
     if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes) or not shapes[0][0]:
         raise ValueError(f"updates: have shapes {shapes}; the first axis of every leaf must hold the same examples")
-    if (size := values_of(leaves)) != noise.dimensions:
+    if (size := example_size(leaves)) != noise.dimensions:
         raise ValueError(
             f"updates: have {size} values an example; the noise is for {noise.dimensions}. Gradients of every example "
             "are needed, with the examples along the first axis"
@@ -164,7 +164,7 @@ def _count(leaves: list[Array], noise: PrivateNoise) -> int:
     return int(shapes[0][0])
 
 
-def values_of(leaves: list[Array]) -> int:
+def example_size(leaves: list[Array]) -> int:
     """Return the number of values of an example."""
     return sum(math.prod(jnp.shape(leaf)[1:]) for leaf in leaves)
 
@@ -180,24 +180,21 @@ def _mask(mask: object, count: int) -> Array:
         return jnp.ones(count, bool)
     counted = jnp.asarray(mask)
     if counted.dtype != jnp.bool_ or counted.shape != (count,):
-        raise ValueError(f"mask: is {form(counted)}; it must be bool[{count}], one entry an example, or True")
+        raise ValueError(f"mask: is {type_and_shape(counted)}; it must be bool[{count}], one entry an example, or True")
     return counted
 
 
 def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Array | None) -> list[Array]:
     """Return the sums of the leaves, in units; see the module for the proof."""
     count = leaves[0].shape[0]
-    # As many parts as devices may have, each the examples of one device: XLA splits the first axis over them. Inside
+    # As many shards as devices may have, each the examples of one device: XLA splits the first axis over them. Inside
     # shard_map the examples are those of one device already.
-    parts = 1 if device_axes() or _is_local() else math.gcd(count, jax.device_count())
-    split = partial(_split, parts=parts)
-    pieces, is_counted, given = (
-        [split(leaf) for leaf in leaves],
-        split(counted),
-        None if norms is None else split(norms),
-    )
+    shards = 1 if device_axes() or _is_local() else math.gcd(count, jax.device_count())
+    sharded = partial(_split, shards=shards)
+    arrays, is_counted = [sharded(leaf) for leaf in leaves], sharded(counted)
+    stated_norms = None if norms is None else sharded(norms)
     groups = _groups(leaves)
-    joined = [_joined([pieces[at] for at in group]) for group in groups]
+    joined = [_joined([arrays[index] for index in group]) for group in groups]
     most = _NORM_MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     number = is_counted.shape[1]
     with jax.enable_x64(True):
@@ -208,27 +205,27 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
             first = jnp.minimum(i * _EXAMPLES_TOGETHER, number - _EXAMPLES_TOGETHER)
             by_group = [_rows(array, first) for array in joined]
             rows = [[group[j] for group in by_group] for j in range(_EXAMPLES_TOGETHER)]
-            if given is None:
+            if stated_norms is None:
                 norms = _norms(joined, first)
             else:
-                norms = jnp.stack(_rows(given, first)).astype(jnp.float64)
-                rows = [[_within(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
+                norms = jnp.stack(_rows(stated_norms, first)).astype(jnp.float64)
+                rows = [[_without_larger(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
             scales = jnp.minimum(1 / noise.unit, most / jnp.maximum(norms, noise.l2_norm_clip / 2))
             is_new = first + jnp.arange(_EXAMPLES_TOGETHER)[:, None] >= i * _EXAMPLES_TOGETHER
             are_used = jnp.stack(_rows(is_counted, first)) & (norms < _MAX_NORM) & is_new
             leaves = zip(sums, zip(*rows, strict=True), strict=True)
             return [_with_rows(total, leaf, scales.astype(jnp.float32), are_used) for total, leaf in leaves]
 
-        shapes = [_joined_shape([leaves[at].shape[1:] for at in group]) for group in groups]
-        zeros = [varying_like(jnp.zeros((parts, *shape), jnp.int32), counted, *leaves) for shape in shapes]
+        shapes = [_joined_shape([leaves[index].shape[1:] for index in group]) for group in groups]
+        zeros = [varying_like(jnp.zeros((shards, *shape), jnp.int32), counted, *leaves) for shape in shapes]
         sums = jax.lax.fori_loop(0, -(-number // _EXAMPLES_TOGETHER), add, zeros)
         totals = [total.sum(0, dtype=jnp.int32) for total in sums]
         return _separated(totals, groups, [leaf.shape[1:] for leaf in leaves])
 
 
-def _split(array: Array, parts: int) -> Array:
-    """Return the examples in parts, each of which has at least as many as are added up together; zeros fill it."""
-    array = array.reshape(parts, array.shape[0] // parts, *array.shape[1:])
+def _split(array: Array, shards: int) -> Array:
+    """Return the examples in shards, each of which has at least as many as are added up together; zeros fill it."""
+    array = array.reshape(shards, array.shape[0] // shards, *array.shape[1:])
     if (missing := _EXAMPLES_TOGETHER - array.shape[1]) <= 0:
         return array
     return jnp.pad(array, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2))
@@ -246,21 +243,21 @@ def _groups(leaves: list[Array]) -> list[list[int]]:
     Leaves that may be split over devices stay by themselves.
     """
     is_local, groups = _is_local(), dict[str | int, list[int]]()
-    for at, leaf in enumerate(leaves):
+    for index, leaf in enumerate(leaves):
         is_small = is_local and math.prod(leaf.shape[1:]) <= _MAX_JOINED_VALUES
-        groups.setdefault(leaf.dtype.name if is_small else at, []).append(at)
+        groups.setdefault(leaf.dtype.name if is_small else index, []).append(index)
     return list(groups.values())
 
 
-def _joined(pieces: list[Array]) -> Array:
+def _joined(arrays: list[Array]) -> Array:
     """Return the examples of a group of leaves as one array."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return jnp.concatenate([piece.reshape(*piece.shape[:2], -1) for piece in pieces], axis=2)
+    if len(arrays) == 1:
+        return arrays[0]
+    return jnp.concatenate([array.reshape(*array.shape[:2], -1) for array in arrays], axis=2)
 
 
 def _rows(array: Array, first: Array) -> list[Array]:
-    """Return the examples of every part that are added up together, from a first one on."""
+    """Return the examples of every shard that are added up together, from a first one on."""
     return [jax.lax.dynamic_index_in_dim(array, first + j, 1, keepdims=False) for j in range(_EXAMPLES_TOGETHER)]
 
 
@@ -273,10 +270,10 @@ def _separated(totals: list[Array], groups: list[list[int]], shapes: list[tuple[
     """Return the sums of the leaves, given those of the groups."""
     leaves: dict[int, Array] = {}
     for total, group in zip(totals, groups, strict=True):
-        ends = np.cumsum([math.prod(shapes[at]) for at in group])[:-1]
-        pieces = [total] if len(group) == 1 else jnp.split(total, ends)
-        leaves |= {at: piece.reshape(shapes[at]) for at, piece in zip(group, pieces, strict=True)}
-    return [leaves[at] for at in range(len(shapes))]
+        ends = np.cumsum([math.prod(shapes[index]) for index in group])[:-1]
+        arrays = [total] if len(group) == 1 else jnp.split(total, ends)
+        leaves |= {index: array.reshape(shapes[index]) for index, array in zip(group, arrays, strict=True)}
+    return [leaves[index] for index in range(len(shapes))]
 
 
 def _norms(arrays: list[Array], first: Array) -> Array:
@@ -287,7 +284,7 @@ def _norms(arrays: list[Array], first: Array) -> Array:
 
 @partial(jax.jit, static_argnames="is_local")  # Traced once for all leaves of a shape.
 def _sums_of_squares(array: Array, first: Array, *, is_local: bool) -> list[Array]:
-    """Return the sum of squares of every row that is added up, of an array of shape (parts, rows, ...).
+    """Return the sum of squares of every row that is added up, of an array of shape (shards, rows, ...).
 
     Rows keep their shape where they may be split over devices: another one would gather them.
     """
@@ -319,20 +316,20 @@ def _sums_in_lanes(array: Array, first: Array) -> list[Array]:
     lanes = size // (turns * _ADDENDS)
 
     def squares(begin: Array | int, count: int) -> Array:
-        place = first, jnp.asarray(begin, first.dtype)
-        return jnp.square(jax.lax.dynamic_slice(array, place, (_EXAMPLES_TOGETHER, count)).astype(jnp.float64))
+        start_indices = first, jnp.asarray(begin, first.dtype)
+        return jnp.square(jax.lax.dynamic_slice(array, start_indices, (_EXAMPLES_TOGETHER, count)).astype(jnp.float64))
 
     def add(i: Array, sums: Array) -> Array:
         return sum((squares((i * _ADDENDS + k) * lanes, lanes) for k in range(_ADDENDS)), sums)
 
     zeros = varying_like(jnp.zeros((_EXAMPLES_TOGETHER, lanes), jnp.float64), array, first)
     sums = jax.lax.fori_loop(0, turns, add, zeros)
-    rest = squares(turns * _ADDENDS * lanes, size - turns * _ADDENDS * lanes)
-    totals, others = (_row_sums([row[None] for row in part]) for part in (sums, rest))
-    return [total + other for total, other in zip(totals, others, strict=True)]
+    remainder = squares(turns * _ADDENDS * lanes, size - turns * _ADDENDS * lanes)
+    totals, remainder_totals = (_row_sums([row[None] for row in terms]) for terms in (sums, remainder))
+    return [a + b for a, b in zip(totals, remainder_totals, strict=True)]
 
 
-def _within(rows: Array, norm: Array) -> Array:
+def _without_larger(rows: Array, norm: Array) -> Array:
     """Return the rows without values above the norm that the caller stated, NaN among them."""
     return jnp.where(jnp.abs(rows) <= norm.reshape(len(rows), *[1] * (rows.ndim - 1)), rows, 0.0).astype(rows.dtype)
 

@@ -70,7 +70,7 @@ class ToeplitzStrategy:
     def rounded(cls, coefficients: Sequence[float], unit: int = 16) -> ToeplitzStrategy:
         """Return the strategy of coefficients, divided by the first and rounded to multiples of 1/unit."""
         checks.positive("coefficients: the first", coefficients[0])
-        return cls(tuple(round(unit * float(each) / float(coefficients[0])) for each in coefficients))
+        return cls(tuple(round(unit * float(coefficient) / float(coefficients[0])) for coefficient in coefficients))
 
     @classmethod
     def square_root(cls, bands: int, unit: int = 16) -> ToeplitzStrategy:
@@ -113,7 +113,7 @@ class ToeplitzStrategy:
         """Return c_0 x_t - c_1 e_{t-1} - ..., from the sums of a step and the noise of the last ones: integers."""
 
         def mix(leaf: Array, *past: Array) -> Array:
-            return self.bands[0] * leaf - sum(c * each for c, each in zip(self.bands[1:], past, strict=True))
+            return self.bands[0] * leaf - sum(c * error for c, error in zip(self.bands[1:], past, strict=True))
 
         return jax.tree.map(mix, sums, *errors)
 

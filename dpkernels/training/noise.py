@@ -83,10 +83,10 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 def exact_noise(multiplier: float, size: int) -> tuple[ExactNoise, float]:
     """Return the certified noise for vectors of integers and their sensitivity K, in units."""
     checks.integer_in("params: their number of values", size, 1, 1 << 31)
-    half = math.sqrt(size) / 2
-    sigma = next((s for s in _SIGMAS if half * multiplier / s <= _SMALL_WIDENING), _SIGMAS[-1])
+    rounding_norm = math.sqrt(size) / 2
+    sigma = next((s for s in _SIGMAS if rounding_norm * multiplier / s <= _SMALL_WIDENING), _SIGMAS[-1])
     sensitivity = sigma / multiplier
-    if half > _MAX_ROUNDING * sensitivity:
+    if rounding_norm > _MAX_ROUNDING * sensitivity:
         largest = int((2 * _MAX_ROUNDING * _SIGMAS[-1] / multiplier) ** 2)
         raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {largest}")
     # Below the quotient, so that the noise multiplier is not above that of the integers.

@@ -204,7 +204,7 @@ class TrainingPlan:
             ValueError: the run costs more than the budget, or its slack lacks a cost.
         """
         epsilon, delta = state["budget"]
-        fields: JsonObject = state | {"budget": (epsilon, delta), "run": _run_of(state["run"])}
+        fields: JsonObject = state | {"budget": (epsilon, delta), "run": _parse_run(state["run"])}
         plan = cls(**fields)
         accounted, overflow, noise = plan._accounted
         if accounted.slack < (distance := overflow + noise):
@@ -277,7 +277,7 @@ class TrainingPlan:
         drawn = jax.jit(self._batches_of_a_step.drawn(key))
         for step in range(start, self.steps):
             indices, mask = drawn(jnp.uint32(step))
-            rows = indices if data is None else jax.tree.map(lambda leaf, at=indices: _rows(leaf, at), data)
+            rows = indices if data is None else jax.tree.map(lambda leaf, indices=indices: _rows(leaf, indices), data)
             yield PrivateBatch(rows, mask)
 
     def gradients(
@@ -316,14 +316,14 @@ class TrainingPlan:
 
         def clipped(batch: PrivateBatch) -> ClippedSums:
             losses, gradients = gradient(params, batch.examples)
-            _check_own_losses(losses, jax.tree.leaves(params))
+            _check_losses(losses, jax.tree.leaves(params))
             return sums_of_rows(gradients, batch.mask, noise)
 
         if together == count:
             return clipped(batch)
 
-        def add(sums: PyTree, part: PrivateBatch) -> tuple[PyTree, None]:
-            return jax.tree.map(jnp.add, sums, clipped(part).sums), None
+        def add(sums: PyTree, micro_batch: PrivateBatch) -> tuple[PyTree, None]:
+            return jax.tree.map(jnp.add, sums, clipped(micro_batch).sums), None
 
         zeros = jax.tree.map(lambda leaf: varying_like(jnp.zeros_like(leaf, jnp.int32), leaf), params)
         sums, _ = jax.lax.scan(add, zeros, _micro_batches(batch, together))
@@ -457,7 +457,7 @@ def _capacity(examples: int, rate: float, delta: float) -> int:
     return poisson_capacity(examples, rate, max(_OVERFLOW_SHARE * delta, 1e-290))
 
 
-def _run_of(state: JsonObject) -> TrainingRun | CorrelatedRun:
+def _parse_run(state: JsonObject) -> TrainingRun | CorrelatedRun:
     """Return the run in the state of a plan."""
     if "strategy" not in state:
         return TrainingRun(**state)
@@ -466,7 +466,7 @@ def _run_of(state: JsonObject) -> TrainingRun | CorrelatedRun:
     return CorrelatedRun(**fields)
 
 
-def _check_own_losses(losses: Array, params: list[Array]) -> None:
+def _check_losses(losses: Array, params: list[Array]) -> None:
     """Refuse losses that differ along an axis of ``shard_map`` along which the parameters are the same.
 
     JAX would add up the gradients of several devices before they are clipped.

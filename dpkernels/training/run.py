@@ -148,18 +148,19 @@ class TrainingRun:
 
         from accountants.interop.dp_accounting import to_dp_event
 
-        without, epsilon, less = replace(self, slack=0.0), self.epsilon(delta), _MULTIPLIER_RTOL
+        candidate, epsilon, reduction = replace(self, slack=0.0), self.epsilon(delta), _MULTIPLIER_RTOL
         if epsilon == math.inf:
             raise ValueError(f"delta: {delta:g}; the slack of the run takes all of it")
-        while self.slack and without.bracket(delta=delta)[0] < epsilon:
-            without, less = replace(without, noise_multiplier=self.noise_multiplier * (1 - less)), 2 * less
+        while self.slack and candidate.bracket(delta=delta)[0] < epsilon:
+            candidate = replace(candidate, noise_multiplier=self.noise_multiplier * (1 - reduction))
+            reduction *= 2
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
         if self.neighbours == "replace":
             relation = NeighboringRelation.REPLACE_ONE
-        return to_dp_event(without.guarantee, relation)
+        return to_dp_event(candidate.guarantee, relation)
 
-    def _with_slack(self, delta_at: Callable[[float], float], epsilon: float) -> float:
-        return min(1.0, float(delta_at(epsilon)) + self._slack(epsilon))
+    def _with_slack(self, delta_at_epsilon: Callable[[float], float], epsilon: float) -> float:
+        return min(1.0, float(delta_at_epsilon(epsilon)) + self._slack(epsilon))
 
     def slack_factor(self, epsilon: float) -> float:
         """Return T (1 + e^epsilon), by which the slack is multiplied in delta, above all rounding errors."""
@@ -169,17 +170,17 @@ class TrainingRun:
     def _slack(self, epsilon: float) -> float:
         return self.slack * self.slack_factor(epsilon) if self.slack else 0.0
 
-    def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
+    def _solved(self, epsilon_at_delta: Callable[[float], float], delta: float) -> float:
         """Return an eps, found from below, with delta(eps) + slack(eps) <= delta, next to the smallest one."""
-        eps = float(epsilon_at(delta))
+        eps = float(epsilon_at_delta(delta))
         if not self.slack:
             return eps
         for _ in range(_MAX_STEPS):
-            rest = delta - self._slack(eps + _EPSILON_MARGIN)
-            following = float(epsilon_at(rest)) if rest > 0 else math.inf
-            if following <= eps + _EPSILON_MARGIN:
+            remaining_delta = delta - self._slack(eps + _EPSILON_MARGIN)
+            next_eps = float(epsilon_at_delta(remaining_delta)) if remaining_delta > 0 else math.inf
+            if next_eps <= eps + _EPSILON_MARGIN:
                 return eps + _EPSILON_MARGIN
-            eps = following
+            eps = next_eps
         return math.inf
 
 

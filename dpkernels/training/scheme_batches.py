@@ -13,7 +13,7 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.traced import device_axes
-from dpkernels.training.batches import PoissonBatch, at_random_places
+from dpkernels.training.batches import PoissonBatch, shuffled_batch
 
 
 def random_assignment(key: Array, examples: int, steps: int) -> Array:
@@ -48,7 +48,7 @@ def allocated_batch(key: Array, assignment: Array, step: Array | int, capacity: 
     """
     _check_key(key)
     checks.integer_in("capacity", capacity, 1, 1 << 31)
-    return at_random_places(key, assignment == step, capacity)
+    return shuffled_batch(key, assignment == step, capacity)
 
 
 def allocation_rate(steps: int) -> float:

@@ -16,7 +16,7 @@ CALLERS = ("tests/dpkernels/random",)
 FAULTS = {
     "a key of seven words": (
         "from dpkernels.random import chacha",
-        "chacha.blocks_at(jnp.zeros(7, 'uint32'), jnp.zeros((4, 3), 'uint32'))",
+        "chacha.counter_blocks(jnp.zeros(7, 'uint32'), jnp.zeros((4, 3), 'uint32'))",
     ),
 }
 

@@ -23,7 +23,7 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.galois import field
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 from dpkernels.release import containers
-from dpkernels.release.categories import MISSING, UNKNOWN, codes_of, is_missing_value
+from dpkernels.release.categories import MISSING, UNKNOWN, category_codes, is_missing_value
 
 # The most different reports that are counted one by one, eight bytes each.
 _MAX_COUNTED = 1 << 27
@@ -231,7 +231,7 @@ def plain_reports(reports: object, mechanism: Categorical) -> np.ndarray:
         )
         return rows
     if mechanism.kind == "category" and not _are_codes(reports, mechanism):
-        codes, value = codes_of(reports, mechanism)
+        codes, value = category_codes(reports, mechanism)
         if (unknown := codes == UNKNOWN).any():
             row = int(unknown.argmax())
             raise ReportError(row, f"is {value(row)!r}, which is not one of the {mechanism.categories} categories")
@@ -245,7 +245,7 @@ def plain_reports(reports: object, mechanism: Categorical) -> np.ndarray:
 def _are_codes(reports: Any, mechanism: Categorical) -> bool:
     """Return whether reports are codes of a mechanism whose labels are texts, such as those of ``sample``."""
     labels = mechanism.labels
-    is_array = containers.kind(reports) in ("numpy", "jax")
+    is_array = containers.library_name(reports) in ("numpy", "jax")
     return is_array and labels is not None and isinstance(labels[0], str) and reports.dtype.kind in "iu"
 
 
@@ -266,7 +266,7 @@ def _integers(reports: object) -> tuple[np.ndarray, np.ndarray | None]:
 def _set_bytes(reports: Any, mechanism: Categorical) -> tuple[np.ndarray, np.ndarray | None]:
     """Return (n, bytes) of the sets that are present, and their rows unless all are."""
     (width,) = mechanism.report_shape
-    if containers.kind(reports) in ("numpy", "jax") and np.ndim(reports) and reports.dtype == np.uint8:
+    if containers.library_name(reports) in ("numpy", "jax") and np.ndim(reports) and reports.dtype == np.uint8:
         array = np.asarray(np.ma.getdata(reports))
         if array.shape == (width,):
             array = array[None]
@@ -276,7 +276,7 @@ def _set_bytes(reports: Any, mechanism: Categorical) -> tuple[np.ndarray, np.nda
             rows = np.flatnonzero(~np.ma.getmaskarray(reports).any(axis=1))
             return array[rows], rows
         return array, None
-    values = [reports] if isinstance(reports, bytes | str) else containers.values_of(reports)
+    values = [reports] if isinstance(reports, bytes | str) else containers.to_list(reports)
     present = [row for row, value in enumerate(values) if not is_missing_value(value)]
     sets = b"".join(_parse_set(row, values[row], width) for row in present)
     array = np.frombuffer(sets, np.uint8).reshape(-1, width)

@@ -36,7 +36,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.pytrees import pytree
 from dpkernels.random import host, keys
 from dpkernels.release import containers
-from dpkernels.release.categories import checked, codes_of, released_reports
+from dpkernels.release.categories import category_codes, check_codes, released_reports
 
 _LEVEL_STREAM = 27  # of a key that is derived for nothing else
 _FIRST_PREFIXES = 1 << 12  # prefixes of the first level, at most
@@ -121,7 +121,7 @@ class PrefixResponse(PrefixPlan):
 
     def codes_of(self, x: object) -> np.ndarray:
         """Return values as integers in 0..base^length - 1, whose digits are the value's."""
-        return checked(*codes_of(x, self), self, "refuse")
+        return check_codes(*category_codes(x, self), self, "refuse")
 
     def find(self, reports: object, *, most: int = 32, confidence: float = 0.95) -> HeavyHitters:
         """Return the values with the most supports, from reports as ``perturb`` returns them.
@@ -153,7 +153,7 @@ class PrefixResponse(PrefixPlan):
         names = ["level", "report"] if people_are_split else [f"report_{number}" for number in numbers]
         columns = []
         for name in names:
-            if name not in (reports if isinstance(reports, Mapping) else containers.columns_of(reports)):
+            if name not in (reports if isinstance(reports, Mapping) else containers.column_names(reports)):
                 raise ValueError(f"reports: have no column {name!r}; the plan's are {', '.join(names)}")
             values = np.asarray(reports[name])
             if values.dtype.kind not in "iu":
@@ -350,7 +350,7 @@ def prefix_response(
     is_text = isinstance(alphabet, str)
     if isinstance(other, str) != is_text or not isinstance(other, str | int) or isinstance(other, bool):
         raise TypeError(f"other: {other!r} must be {'a text' if is_text else 'an integer'}, as the values are")
-    (code,) = codes_of(other if is_text else np.array([other]), replace(plan, longer="error"))[0].tolist()
+    (code,) = category_codes(other if is_text else np.array([other]), replace(plan, longer="error"))[0].tolist()
     if code < 0:
         raise ValueError(f"other: {other!r} is not {plan.domain}")
     return replace(plan, other=code)

@@ -21,7 +21,7 @@ from dpkernels import checks
 from dpkernels.jax_on_use import Array, Tracer, jax, jit, jnp
 from dpkernels.mechanisms.base import as_array, with_sample_shape
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
-from dpkernels.random.keys import simulation_key_of
+from dpkernels.random.keys import typed_simulation_key
 
 # Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
 MAX_CATEGORIES = 1 << 40
@@ -127,7 +127,7 @@ class Categorical(abc.ABC):
             Reports of the shape (*sample_shape, *shape, *report_shape), with x's shape broadcast with ``epsilon``, as
             unsigned integers of ``report_dtype``.
         """
-        key, codes = simulation_key_of(key), as_array(x)
+        key, codes = typed_simulation_key(key), as_array(x)
         if not jnp.issubdtype(codes.dtype, jnp.integer):
             raise TypeError(f"x: holds {codes.dtype}; codes of categories are integers")
         if not isinstance(codes, Tracer) and codes.size:

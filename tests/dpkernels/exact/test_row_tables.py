@@ -22,7 +22,7 @@ from dpkernels.exact.bounded.rows import RowCertificate, lookups
 from dpkernels.exact.bounded.sampler import fraction_bits, nearest_rows, positions
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.registry import Certificate, MultivariateCertificate
-from dpkernels.release.process import own_settings
+from dpkernels.release.process import kernel_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
 SMALL = {"points": 9, "outputs": 41}
@@ -302,7 +302,7 @@ def test_a_gpus_look_ups_are_the_same_function(m):
     row, column = (part.astype(np.int32) for part in divmod(np.arange(len(rows) << k), 1 << k))
     edges = np.concatenate([columns.threshold for columns in rows])
     columns = column.astype(word) << word(bits - k)
-    with own_settings(x64=True):
+    with kernel_settings(x64=True):
         by_column, by_triple = lookups(table)
         for low in (edges, edges - word(1), edges * 0):
             r = columns | (low & word((1 << bits - k) - 1))

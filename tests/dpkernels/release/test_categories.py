@@ -16,7 +16,7 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from dpkernels.release.categories import MISSING, UNKNOWN, codes_of, released_reports
+from dpkernels.release.categories import MISSING, UNKNOWN, category_codes, released_reports
 
 LABELS = ["cardio", "neuro", "ortho", "uro", "rest"]
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -125,12 +125,12 @@ def test_the_code_of_a_value_does_not_depend_on_other_rows(container, labels):
     """Objects may be equal and differ in type; whoever holds one of them must not change the report of another."""
     m = dpk.randomised_response(1.0, labels)
     for values in (MIXED, MIXED[::-1]):
-        codes = codes_of(OBJECTS[container](values), m)[0]
-        alone = [codes_of(OBJECTS[container]([value]), m)[0][0] for value in values]
+        codes = category_codes(OBJECTS[container](values), m)[0]
+        alone = [category_codes(OBJECTS[container]([value]), m)[0][0] for value in values]
         assert codes.tolist() == alone
     is_text = labels == ["1", "2"]
     wanted = [isinstance(value, str) if is_text else type(value) in (int, np.int64) for value in MIXED]
-    assert (codes_of(OBJECTS[container](MIXED), m)[0] >= 0).tolist() == wanted
+    assert (category_codes(OBJECTS[container](MIXED), m)[0] >= 0).tolist() == wanted
 
 
 def test_unsigned_values_are_compared_with_labels_as_integers():
@@ -140,7 +140,7 @@ def test_unsigned_values_are_compared_with_labels_as_integers():
         [*(label for label in labels if label > 0), 1 << 63, (1 << 64) - 1],
     )
     for column in (np.array(values, np.uint64), pd.Series(values, dtype="uint64"), pl.Series(values, dtype=pl.UInt64)):
-        assert codes_of(column, m)[0].tolist() == [0, 1, 3, UNKNOWN, UNKNOWN]
+        assert category_codes(column, m)[0].tolist() == [0, 1, 3, UNKNOWN, UNKNOWN]
 
 
 def test_categories_of_another_kind_are_refused():
@@ -163,15 +163,15 @@ def test_categories_of_another_kind_are_refused():
 def test_texts_of_variable_width(missing):
     m = dpk.randomised_response(1.0, ["a", "long label"])
     column = np.array(["long label", missing, "a"], np.dtypes.StringDType(na_object=missing))
-    assert codes_of(column, m)[0].tolist() == [1, MISSING, 0]
-    assert codes_of(np.array(["a", "b"], np.dtypes.StringDType()), m)[0].tolist() == [0, UNKNOWN]
+    assert category_codes(column, m)[0].tolist() == [1, MISSING, 0]
+    assert category_codes(np.array(["a", "b"], np.dtypes.StringDType()), m)[0].tolist() == [0, UNKNOWN]
 
 
 def test_dictionaries_of_arrow_in_pandas():
     column = pd.Series(
         pa.array(TEXTS.tolist()).dictionary_encode(), dtype=pd.ArrowDtype(pa.dictionary(pa.int32(), pa.string()))
     )
-    assert codes_of(column, MECHANISMS["response"])[0].tolist() == CODES.tolist()
+    assert category_codes(column, MECHANISMS["response"])[0].tolist() == CODES.tolist()
 
 
 @every_mechanism

@@ -95,7 +95,8 @@ def on_device(mechanism: Any, x: Any, exact: bool, clip: bool) -> np.ndarray:
     sampler, secret = (
         (dpk.exact_sampler(mechanism), release_key_bytes(KEY)) if exact else (mechanism, dpk.simulation_key(3))
     )
-    return np.asarray(perturbation._reports(sampler, secret, jnp.asarray(x), clip, lambda count: None, 0, None))
+    settings = perturbation._Settings(secret, clip, 0, None, lambda count: None)
+    return np.asarray(perturbation._reports(sampler, jnp.asarray(x), settings))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

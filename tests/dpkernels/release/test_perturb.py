@@ -506,7 +506,8 @@ def test_progress_counts_every_value_once(monkeypatch, made, shape):
     told = []
     secret = perturbation._secret(KEY, True)
     x = np.broadcast_to(np.asarray(made.upper, float), shape)
-    perturbation._reports(dpk.exact_sampler(made), secret, x, False, told.append, 0, None)
+    settings = perturbation._Settings(secret, False, 0, None, told.append)
+    perturbation._reports(dpk.exact_sampler(made), x, settings)
     assert sum(told) == x.size
     assert len(told) > 1
 

@@ -28,7 +28,7 @@ from dpkernels.release import host_engine, process
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.host_engine import HostRelease
 from dpkernels.release.inputs import Bounds, InputError
-from dpkernels.release.process import own_settings
+from dpkernels.release.process import kernel_settings
 
 SECRET = bytes(range(5, 37))
 SPAN = {"epsilon": 1.0, "lower": 0.1, "upper": 120.3}
@@ -189,7 +189,7 @@ def test_nothing_is_read_from_a_workspace_that_was_there_before():
         space.x[:] = 77.0
         for words in space.words:
             words[:] = 12345
-        with own_settings(x64=True):
+        with kernel_settings(x64=True):
             space.reports = jnp.full_like(space.reports, 55.0)
     np.testing.assert_array_equal(reports(PIECEWISE, 9001, "float64"), expected)
 
@@ -307,7 +307,7 @@ def test_the_kernel_refuses_what_numpy_refuses_and_writes_nothing(lower, upper, 
     sampler = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower, upper=upper))
     engine, bounds, count = HostRelease(sampler, SECRET), Bounds.of(sampler, clip=False), 10_000
     good = np.linspace(lower, upper, count).astype(dtype)
-    low, high, _ = bounds.range_of(good.dtype, good.dtype)
+    low, high, _ = bounds.valid_range(good.dtype, good.dtype)
     good = np.clip(good, low, high)
     for value in odd_values(dtype, lower, upper):
         x, out = good.copy(), np.full(count, 12345.0, dtype)

@@ -72,7 +72,7 @@ def test_inside_a_shard_map(check_vma):
 @pytest.mark.parametrize("name", ["piecewise", "central", "laplace"])
 def test_bad_inputs_are_clipped(name):
     made = MADE[name]
-    low, high, _ = Bounds.of(dpk.exact_sampler(made), clip=True).range_of(X.dtype, X.dtype)
+    low, high, _ = Bounds.of(dpk.exact_sampler(made), clip=True).valid_range(X.dtype, X.dtype)
     bad, read = np.float32([np.nan, np.inf, -np.inf, 7e30, -7e30]), [low, high, low, min(high, 7e30), max(low, -7e30)]
     x, clipped = X.copy(), X.copy()
     x[10:15], clipped[10:15] = bad, np.float32(read)

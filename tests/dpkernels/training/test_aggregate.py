@@ -41,7 +41,7 @@ from dpkernels.training import (
     private_aggregate,
     renew_key,
 )
-from dpkernels.training.aggregate import _RUNS, _has_one_key, _is_own
+from dpkernels.training.aggregate import _RUNS, _is_one_key, _is_matching
 from dpkernels.training.noise import exact_noise
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
@@ -350,7 +350,7 @@ def test_a_program_finds_a_state_of_another_transformation():
     """By the function that the compiled update calls, where the words of a state are not known."""
     own = private_aggregate(1.0, 5.0, KEY).init(SMALL)
     owner, settings = np.asarray(own.owner), np.asarray(own.settings)
-    is_own = jax.jit(lambda state: _is_own(state, owner, settings, {"sums": (), "noise": ()}))
+    is_own = jax.jit(lambda state: _is_matching(state, owner, settings, {"sums": (), "noise": ()}))
     assert is_own(own)
     for name in ("clip norm", "less noise", "key", "name of the run"):
         assert not is_own(OTHERS[name]().init(SMALL))
@@ -594,7 +594,7 @@ def test_a_program_finds_devices_with_keys_of_their_own(monkeypatch):
     monkeypatch.setattr("dpkernels.training.aggregate.varying_axes", lambda *_: None)
     state = private_aggregate(1.0, 5.0, KEY).init(SMALL)
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), state)
-    has_one = jax.vmap(_has_one_key, axis_name="i")
+    has_one = jax.vmap(_is_one_key, axis_name="i")
     assert has_one(states).all()
     for word in (0, 7):
         assert not has_one(states._replace(key=states.key.at[2, word].add(1))).any()

@@ -24,7 +24,7 @@ from dpkernels.training import (
     private_training,
     random_assignment,
 )
-from dpkernels.training.batches import at_random_places
+from dpkernels.training.batches import shuffled_batch
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 
@@ -56,7 +56,7 @@ def test_rows_stand_at_random_places():
     keys = jax.random.split(KEY, 6000)
     hits = jnp.array([False, True, True])
     drawn = {
-        "Poisson": jax.vmap(lambda key: at_random_places(key, hits, 4)),
+        "Poisson": jax.vmap(lambda key: shuffled_batch(key, hits, 4)),
         "allocated": jax.vmap(lambda key: allocated_batch(key, hits.astype(jnp.int32), 1, 4)),
     }
     for batches in drawn.values():
@@ -97,10 +97,10 @@ def test_places_that_a_sort_would_decide_are_not_used(monkeypatch):
     words = jnp.array([[1, 2, 3, 3], [7, 7, 7, 7]], jnp.uint32)
     for upper, is_drawn in ((words, False), (words.at[1, 3].set(8), True)):
         monkeypatch.setattr(jax.random, "bits", lambda *_, upper=upper: upper)
-        assert at_random_places(KEY, jnp.array([True, False]), 4).mask.any() == is_drawn
+        assert shuffled_batch(KEY, jnp.array([True, False]), 4).mask.any() == is_drawn
     # A batch with more rows than its capacity is empty.
-    assert at_random_places(KEY, jnp.ones(4, bool), 4).mask.all()
-    assert not at_random_places(KEY, jnp.ones(5, bool), 4).mask.any()
+    assert shuffled_batch(KEY, jnp.ones(4, bool), 4).mask.all()
+    assert not shuffled_batch(KEY, jnp.ones(5, bool), 4).mask.any()
 
 
 @pytest.mark.parametrize("steps", [3, 1000, (1 << 16) - 1])
