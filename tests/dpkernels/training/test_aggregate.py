@@ -41,7 +41,7 @@ from dpkernels.training import (
     private_aggregate,
     renew_key,
 )
-from dpkernels.training.aggregate import _RUNS, _is_one_key, _is_matching
+from dpkernels.training.aggregate import _RUNS, _is_matching, _is_one_key
 from dpkernels.training.noise import exact_noise
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
