@@ -212,8 +212,8 @@ def _apply_to_column(
         if column.date_origin is None:
             numbers = source.numbers(chunk, column.name, start)
         else:
-            numbers = _days(source, chunk, str(column.name), start, column.date_origin, bounds.near)
-        if bounds.near and numbers.rounded is not None:
+            numbers = _days(source, chunk, str(column.name), start, column.date_origin, bounds.has_sensitivity)
+        if bounds.has_sensitivity and numbers.rounded is not None:
             problem = "is a whole number that float64 rounds, which may move neighbours further apart"
             raise _row_error(source, chunk, start, numbers.rounded, "whole numbers that float64 rounds", problem)
         values, missing = numbers.values, numbers.missing
