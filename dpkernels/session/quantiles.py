@@ -1,18 +1,136 @@
-"""Quantiles by the exponential mechanism on a lattice, and points near them."""
+"""Quantiles by the exponential mechanism on a lattice, with intervals from counts between points near them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
+import dpkernels as dpk
+from dpkernels import checks
 from dpkernels.decimals import rational
+from dpkernels.estimation.released import ReleasedQuantile
+from dpkernels.session.blocks import Block
 from dpkernels.session.distinct import SortedCounts
-from dpkernels.session.run import Run
+from dpkernels.session.results import Result
+from dpkernels.session.run import Part, Run
+from dpkernels.session.statistic import BoundedColumn, Groups, remaining_budget, scaled, vector
+from dpkernels.session.sums import Lattice, rounded_down
 
+_QUANTILE_STEPS = 1 << 24  # of the lattice of a quantile without a step
+_MAX_POINTS = 1 << 32  # of a quantile's lattice: positions are words of 32 bits
 _ZOOMS = 14  # distances of a published point at which values are counted, each half of the one before
+
+
+@dataclass(frozen=True)
+class Quantiles(BoundedColumn):
+    """The smallest values that shares p of the values do not exceed, by the exponential mechanism.
+
+    Attributes:
+        p: a number, or increasing numbers, in (0, 1).
+        step: a number of which values are multiples above ``lower``, such as 1 for ages; by default none is known.
+            It is not used if private bounds have 2^32 of them or more.
+        interval_share: the share of the budget for counts between points near the quantiles, from which their intervals
+            follow. With 0 the intervals are [lower, upper].
+    """
+
+    p: float | Sequence[float] = 0.5
+    step: float | None = field(default=None, kw_only=True)
+    interval_share: float = field(default=0.3, kw_only=True)
+    adds_whole_numbers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        probabilities = self._probabilities if np.isfinite(vector("p", self.p)).all() else []
+        is_inside = len(probabilities) > 0 and all(0 < p < 1 for p in probabilities)
+        if not is_inside or any(a >= b for a, b in pairwise(probabilities)):
+            raise ValueError(f"p: {self.p!r} must be increasing numbers in (0, 1), at least 1/1000 apart")
+        checks.within("interval_share", checks.number("interval_share", self.interval_share), 0.0, 0.9)
+        if self.step is not None:
+            checks.positive("step", checks.number("step", self.step))
+            if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MAX_POINTS:
+                raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
+
+    def smallest_epsilon(self, rows: int) -> float:
+        return 2e-5 * rows * (1 + math.log2(len(self._probabilities) + 1)) / (1 - self.interval_share)
+
+    @property
+    def _probabilities(self) -> list[Fraction]:
+        return [Fraction(p).limit_denominator(1000) for p in np.atleast_1d(vector("p", self.p)).tolist()]
+
+    @property
+    def _step(self) -> float | None:
+        """Return the step, or None where private bounds are so wide that they have too many of them."""
+        lower, upper = self._ends
+        return None if self.step is None or (upper - lower) / self.step >= _MAX_POINTS else self.step
+
+    @property
+    def _points(self) -> int:
+        (lower, upper), step = self._ends, self._step
+        if step is None:
+            return _QUANTILE_STEPS
+        return min(math.floor((upper - lower) / step + 1e-9) + 1, _MAX_POINTS - 1)
+
+    def _values(self, positions: np.ndarray) -> np.ndarray:
+        (lower, upper), step = self._ends, self._step
+        if step is None:
+            return lower + (upper - lower) * (positions + 0.5) / _QUANTILE_STEPS
+        return lower + step * positions
+
+    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        """Return those of the counts near the points, of which a person changes at most ``rows``."""
+        count_epsilon = rounded_down(rational(epsilon) * rational(float(self.interval_share))) or epsilon
+        return Lattice.for_sums(rows, count_epsilon, rows, 1, counts=True), count_epsilon, 1
+
+    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+        (lower, upper), probabilities = self._ends, self._probabilities
+        lattice, count_epsilon, _ = self.noise(run.rows_per_person, groups.count, epsilon)
+        choice_epsilon = remaining_budget(epsilon, count_epsilon) if self.interval_share else epsilon
+        rows = run.sorted_counts(self.names, groups.count, lambda block: self._positions(block, groups.codes(block)))
+        points = [private_quantiles(counts, probabilities, self._points, choice_epsilon, run) for counts in rows]
+        run.parts.append(Part(f"{self.title}: points", choice_epsilon))
+        values = self._values(np.array(points, float).reshape(-1))
+        index = groups.index(len(probabilities))
+        if len(probabilities) > 1:
+            index["p"] = [float(p) for p in probabilities] * groups.count
+        if not self.interval_share:
+            ends = np.full(len(values), lower), np.full(len(values), upper)
+            return Result(self.title, index, values, lambda _: ends, (lower, upper), run.table.kind)
+        edges = [zoom_edges(group_points, self._points) for group_points in points]
+        counts = [np.diff(counts.count_at_most(group_edges)) for counts, group_edges in zip(rows, edges, strict=True)]
+        label = f"{self.title}: counts near the points"
+        noisy = run.add_noise(np.concatenate(counts)[:, None], lattice, count_epsilon, label)
+
+        @cache
+        def quantiles() -> list[ReleasedQuantile]:
+            released = dpk.released_values(noisy.values[:, 0], noisy.sampler)
+            by_group = np.split(released, np.cumsum([len(group_edges) - 1 for group_edges in edges])[:-1])
+            pairs = zip(by_group, edges, strict=True)
+            histograms = [(counts.tolist(), group_edges.astype(float)) for counts, group_edges in pairs]
+            return [dpk.histogram_quantile(*histogram, float(p)) for histogram in histograms for p in probabilities]
+
+        def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
+            low, high = np.array([quantile.interval(confidence) for quantile in quantiles()]).T
+            margin = 0.5 if self._step is None else 0.0  # of a position, which stands for a stretch of values
+            return self._values(np.minimum(low + 1, high) - margin), self._values(high + margin)
+
+        return Result(self.title, index, values, bounds, (lower, upper), run.table.kind)
+
+    def _positions(self, block: Block, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        (lower, upper), last, step = self._ends, self._points - 1, self._step
+        t, missing = scaled(block[self.column], lower, upper)
+        positions = np.floor(t * (last + 1)) if step is None else np.rint(t * ((upper - lower) / step))
+        is_counted = ~missing & (codes >= 0)
+        return codes[is_counted], np.clip(positions[is_counted], 0, last).astype(np.int64)
+
+    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+        return self._ends[1] - self._ends[0] if self.interval_share == 0 else math.nan
 
 
 def private_quantiles(

@@ -22,7 +22,7 @@ from dpkernels.exact.registry import Certificate
 from dpkernels.numerics import MAX_EXPONENT
 from dpkernels.session.results import Result
 from dpkernels.session.run import Part
-from dpkernels.session.statistics import Statistic
+from dpkernels.session.statistic import Statistic
 
 FORMAT = "dpkernels session 2"
 _FORMAT_WITHOUT_REFERENCES = "dpkernels session 1"  # whose certificates held their integers themselves

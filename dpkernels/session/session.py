@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import secrets
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
-import numpy as np
 from jax import Array
 
 import accountants
-import dpkernels as dpk
-from accountants.charges import composed_epsilon
 from dpkernels import checks
 from dpkernels.bounded_json import JsonObject
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, amount, format_amount, minus
@@ -32,27 +26,16 @@ from dpkernels.decimals import rational, shortest
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.session import reports
 from dpkernels.session.blocks import Data
+from dpkernels.session.division import divide, expected_widths, needs_for_widths
+from dpkernels.session.methods import Amount, StatisticMethods
 from dpkernels.session.reports import Entry
 from dpkernels.session.results import Result
 from dpkernels.session.run import Run
-from dpkernels.session.statistics import (
-    By,
-    Count,
-    Crosstab,
-    Histogram,
-    Mean,
-    Quantiles,
-    Regression,
-    Statistic,
-    Sum,
-    Top,
-    Variance,
-)
+from dpkernels.session.statistic import Statistic
 from dpkernels.session.sums import rounded_down
 from dpkernels.session.tables import Table, make_table
 from dpkernels.staging import replaced
 
-Amount: TypeAlias = float | Fraction | Decimal  # a float is the decimal that it prints as
 _EPSILONS = 1e-3, 20.0  # of one release
 _open_data = set[int | str]()  # identities of the data that sessions without a ledger are of
 
@@ -61,7 +44,7 @@ class DataWarning(UserWarning):
     """A warning for the holder of the data. It depends on the data and is not protected: do not publish it."""
 
 
-class Session:
+class Session(StatisticMethods):
     """Statistics of data that you hold, within one privacy budget.
 
         session = dpk.Session(people, person="id", rows_per_person=5, epsilon=1.0)
@@ -242,7 +225,7 @@ class Session:
             raise ValueError("statistics: must be one or more statistics of dpkernels.session, such as [Count()]")
         needs = [1.0] * len(statistics)
         if widths is not None:
-            needs = self._allocate(statistics, widths, objective, rows, float(cost.epsilon))
+            needs = needs_for_widths(statistics, widths, objective, rows, self.rows_per_person, float(cost.epsilon))
         finding = sum(statistic.finds_keys for statistic in statistics)
         key_delta = float(f"{float(cost.delta) / 2 / max(finding, 1) * (1 - 1e-9):.9g}")
         deltas = [key_delta if statistic.finds_keys else 0.0 for statistic in statistics]
@@ -250,28 +233,6 @@ class Session:
         epsilons = divide(needs, float(cost.epsilon), composition_delta)
         self._check_all(statistics, epsilons, deltas)
         return Plan(self, tuple(statistics), epsilons, tuple(deltas), cost, rows)
-
-    def _allocate(
-        self, statistics: Sequence[Statistic], widths: Sequence[float], objective: str, rows: int, epsilon: float
-    ) -> list[float]:
-        """Return the epsilons that ``tune.allocate`` gives Laplace noise on numbers with such intervals.
-
-        Only their proportions are used: the budget is met by the integers that are released, see ``divided``.
-        """
-        checks.positive("widths", np.asarray(widths))
-        if np.shape(widths) != (len(statistics),):
-            raise ValueError(f"widths: has shape {np.shape(widths)}; one number for each statistic is needed")
-        lengths, epsilons = np.zeros(len(statistics)), np.full(len(statistics), epsilon)
-        for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
-            products = epsilons * _expected_widths(statistics, epsilons.tolist(), rows, self.rows_per_person)
-            if np.isnan(products).any():
-                unknown = statistics[int(np.argmax(np.isnan(products)))].title
-                raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")
-            lengths = np.maximum(lengths, products)  # One that ends at the bounds of the values needs no less.
-            queries = dpk.Additive(dpk.Laplace(np.ones(len(lengths))), lengths / np.asarray(widths, float))
-            allocation = accountants.tune.allocate(queries, epsilon=1.0, objective=objective)
-            epsilons = np.asarray(allocation.mechanism.epsilon) * epsilon
-        return epsilons.tolist()
 
     def check(self, statistic: Statistic, *, epsilon: Amount = 1.0, delta: Amount = 1e-6) -> None:
         """Raise the ValueError of a release with this budget, if there is one; nothing is released or charged."""
@@ -347,132 +308,6 @@ class Session:
                 )
             self._warned.add((column, ends))
 
-    # Statistics
-
-    # The arguments epsilon, share and delta are those of ``release``, and all others those of the statistic.
-
-    def count(
-        self, *, by: By | None = None, epsilon: Amount | None = None, share: Amount | None = None, delta: Amount = 0
-    ) -> Result:
-        """Release the number of rows, of every group if ``by`` states keys."""
-        return self.release(Count(by=by), epsilon=epsilon, share=share, delta=delta)
-
-    def crosstab(
-        self, *, by: By, epsilon: Amount | None = None, share: Amount | None = None, delta: Amount = 0
-    ) -> Result:
-        """Release the number of rows for every combination of the keys of two columns."""
-        return self.release(Crosstab(by=by), epsilon=epsilon, share=share, delta=delta)
-
-    def histogram(
-        self,
-        column: str,
-        edges: Sequence[float],
-        *,
-        by: By | None = None,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release the numbers of values between stated edges."""
-        statistic = Histogram(column, tuple(edges) if np.iterable(edges) else edges, by=by)
-        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
-
-    def sum(
-        self,
-        column: str,
-        lower: float | None = None,
-        upper: float | None = None,
-        *,
-        bounds: Literal["private"] | None = None,
-        by: By | None = None,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release the sum of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
-        statistic = Sum(column, lower, upper, bounds=bounds, by=by)
-        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
-
-    def mean(
-        self,
-        column: str,
-        lower: float | None = None,
-        upper: float | None = None,
-        *,
-        bounds: Literal["private"] | None = None,
-        by: By | None = None,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release the mean of values, clipped to [lower, upper]; ``bounds="private"`` finds the bounds."""
-        statistic = Mean(column, lower, upper, bounds=bounds, by=by)
-        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
-
-    def variance(
-        self,
-        column: str,
-        lower: float | None = None,
-        upper: float | None = None,
-        *,
-        bounds: Literal["private"] | None = None,
-        by: By | None = None,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release the mean squared distance of values, clipped to [lower, upper], from their mean."""
-        statistic = Variance(column, lower, upper, bounds=bounds, by=by)
-        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
-
-    def quantiles(
-        self,
-        column: str,
-        lower: float | None = None,
-        upper: float | None = None,
-        p: float | Sequence[float] = 0.5,
-        *,
-        step: float | None = None,
-        interval_share: float = 0.3,
-        bounds: Literal["private"] | None = None,
-        by: By | None = None,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release quantiles p of values, clipped to [lower, upper]; see ``Quantiles`` for step and interval_share."""
-        statistic = Quantiles(column, lower, upper, p, step=step, interval_share=interval_share, bounds=bounds, by=by)
-        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
-
-    def regression(
-        self,
-        y: str,
-        x: str,
-        *,
-        y_bounds: tuple[float, float],
-        x_bounds: tuple[float, float],
-        by: By | None = None,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release the least-squares line of y on x: its value at x = 0, and its slope."""
-        statistic = Regression(y, x, y_bounds=y_bounds, x_bounds=x_bounds, by=by)
-        return self.release(statistic, epsilon=epsilon, share=share, delta=delta)
-
-    def top(
-        self,
-        column: str,
-        k: int,
-        candidates: Sequence[object],
-        *,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
-    ) -> Result:
-        """Release the k stated candidates that most persons have, with the numbers of these persons."""
-        return self.release(Top(column, k, candidates), epsilon=epsilon, share=share, delta=delta)
-
     # Reports
 
     @property
@@ -534,43 +369,13 @@ class Plan:
         columns = {
             "statistic": [statistic.title for statistic in self.statistics],
             "epsilon": list(self.epsilons),
-            "width": _expected_widths(self.statistics, self.epsilons, self.rows, self.session.rows_per_person),
+            "width": expected_widths(self.statistics, self.epsilons, self.rows, self.session.rows_per_person),
         }
         return make_table(self.session._table.kind, columns)
 
     def release(self) -> list[Result]:
         """Charge the budget once, and release all statistics; the errors are those of ``Session.release``."""
         return self.session._release(self.statistics, self.epsilons, self.deltas, self.cost, is_plan=True)
-
-
-def _expected_widths(
-    statistics: Sequence[Statistic], epsilons: Sequence[float], rows: int, person_rows: int
-) -> list[float]:
-    """Return the expected width of each statistic's 95 % interval, NaN where it depends on the data."""
-    return [
-        statistic.expected_width(rows, person_rows, epsilon) if statistic.is_stated else math.nan
-        for statistic, epsilon in zip(statistics, epsilons, strict=True)
-    ]
-
-
-def divide(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float, ...]:
-    """Return epsilons in proportion to needs, whose composition at delta is at most epsilon."""
-    exact = [Fraction(need) for need in needs]  # Quotients of floats could add up to more than 1.
-
-    def epsilons(factor: float) -> list[float]:
-        return [rounded_down(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
-
-    def is_within_budget(factor: float) -> bool:
-        return composed_epsilon(Counter(epsilons(factor)), delta) <= epsilon * (1 - 1e-12)
-
-    low, high = 1.0, 1.0
-    if delta > 0 and len(needs) > 1:
-        while high < len(needs) and is_within_budget(high := min(high * 1.25, len(needs))):
-            low = high
-        for _ in range(12 if high > low else 0):
-            middle = (low + high) / 2
-            low, high = (middle, high) if is_within_budget(middle) else (low, middle)
-    return tuple(epsilons(low))
 
 
 def _warn_of_second_session(data: Data) -> None:

@@ -26,8 +26,8 @@ from dpkernels.session import (
     Top,
     Variance,
     bounds,
-    statistics,
 )
+from dpkernels.session import statistic as statistic_module
 from dpkernels.session.blocks import InMemory
 from dpkernels.session.run import Part, Run
 from dpkernels.session.sums import Lattice, NoisySums, noise_sampler
@@ -267,10 +267,12 @@ def neighbouring_runs(rows, cells, most):
 def attack_of_keys(name):
     """Return whether some set of outcomes is surely too likely, where an outcome is a set of keys."""
     cells, most, delta = ATTACKS_OF_KEYS[name]
-    crowd = int(statistics.key_count_sampler(KEYS_EPSILON, delta, most).certificate.highest)
+    crowd = int(statistic_module.key_count_sampler(KEYS_EPSILON, delta, most).certificate.highest)
     runs = neighbouring_runs([(person, key) for key in CROWDED for person in range(crowd)], cells, most)
     by_key = Count(by={"x": "found"})
-    outcomes = [str(statistics.find_keys(by_key, run, KEYS_EPSILON, delta)) for run in runs for _ in range(run.draws)]
+    outcomes = [
+        str(statistic_module.find_keys(by_key, run, KEYS_EPSILON, delta)) for run in runs for _ in range(run.draws)
+    ]
     return is_unlikely(outcomes, KEYS_EPSILON, delta)
 
 
@@ -335,12 +337,12 @@ def test_no_set_of_keys_tells_of_a_person(name, few_draws):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("fault", ["noise of two thirds", "noise for one key of three"])
 def test_noise_of_keys_that_is_too_narrow_is_caught(fault, few_draws, monkeypatch):
-    own = statistics.key_count_sampler
+    own = statistic_module.key_count_sampler
     faults = {
         "noise of two thirds": lambda epsilon, delta, groups: own(1.5 * epsilon, delta, groups),
         "noise for one key of three": lambda epsilon, delta, groups: own(epsilon, delta, 1),
     }
-    monkeypatch.setattr(statistics, "key_count_sampler", faults[fault])
+    monkeypatch.setattr(statistic_module, "key_count_sampler", faults[fault])
     assert attack_of_keys("crowded")
 
 

@@ -25,7 +25,6 @@ from dpkernels.session import (
     Variance,
     cells,
     quantiles,
-    statistics,
     sums,
 )
 from dpkernels.session.run import Part, Run
@@ -95,7 +94,7 @@ class Recorder(Run):
 @pytest.fixture(autouse=True)
 def scores_are_kept(monkeypatch):
     """What a choice is made of: the rows and the probability. No tables of noise are made."""
-    monkeypatch.setattr(statistics, "noise_sampler", lambda *_: SAMPLER)
+    monkeypatch.setattr("dpkernels.session.statistic.noise_sampler", lambda *_: SAMPLER)
     own = quantiles.quantile_scores
 
     def keeping(counts, probability, points):

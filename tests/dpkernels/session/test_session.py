@@ -457,7 +457,7 @@ def test_three_sums_that_are_charged_once_are_caught(monkeypatch):
 
 
 def test_a_part_with_the_whole_budget_is_caught(monkeypatch):
-    monkeypatch.setattr("dpkernels.session.statistics._remaining", lambda epsilon, part: epsilon)
+    monkeypatch.setattr("dpkernels.session.statistic.remaining_budget", lambda epsilon, part: epsilon)
     s = of()
     s.mean("income", bounds="private", epsilon=0.5)
     with pytest.raises(AssertionError):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpkernels.session import ratios, sums
-from dpkernels.session.statistics import Mean, Variance
+from dpkernels.session.moments import Mean, Variance
 
 
 @pytest.mark.parametrize("coefficients", [(1.0,), (1.0, 1.0), (0.3, -0.7), (1.0, 0.0), (0.999, 1e-3)], ids=str)
