@@ -21,11 +21,13 @@ from accountants.calibrate import counts as _counts
 from accountants.calibrate import one_release as _one_release
 from accountants.calibrate import scale as _scale
 from accountants.calibrate import scheme_comparison as _schemes
+from accountants.calibrate import shuffled_reports as _shuffled
 from accountants.calibrate.composed import *  # noqa: F403
 from accountants.calibrate.counts import *  # noqa: F403
 from accountants.calibrate.one_release import *  # noqa: F403
 from accountants.calibrate.scale import *  # noqa: F403
 from accountants.calibrate.scheme_comparison import *  # noqa: F403
+from accountants.calibrate.shuffled_reports import *  # noqa: F403
 
-_HOMES = _composed, _counts, _one_release, _scale, _schemes
+_HOMES = _composed, _counts, _one_release, _scale, _schemes, _shuffled
 __all__ = [name for home in _HOMES for name in home.__all__]

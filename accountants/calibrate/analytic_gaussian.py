@@ -42,13 +42,13 @@ def largest_ratios(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
         NotPrivateError: the profile of a ratio that was found, another formula, is above delta.
     """
     mu = _roots(epsilon, delta)
-    for first in range(0, len(mu), _BATCH):
-        block = slice(first, first + _BATCH)
+    for start in range(0, len(mu), _BATCH):
+        block = slice(start, start + _BATCH)
         with np.errstate(all="ignore"):
             meets = gaussian_delta(mu[block], epsilon[block]) <= delta[block]
         if not meets.all():
-            place = first + int(meets.argmin())
-            raise _not_private(epsilon[place], delta[place])
+            index = start + int(meets.argmin())
+            raise _not_private(epsilon[index], delta[index])
     return mu
 
 
@@ -62,14 +62,14 @@ def _roots(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     mu = np.maximum(2 * epsilon / (np.sqrt(quantile**2 + 2 * epsilon) + quantile), -2 * ndtri((1 - delta) / 2))
     goal, unfinished = np.log(delta), np.arange(len(mu))
     for _ in range(_MAX_ITERATIONS):
-        log_delta, slope, own, others = _log_delta(epsilon[unfinished], mu[unfinished])
-        missing = goal[unfinished] - log_delta - UNIT_ROUNDOFF * (own + others)
+        log_delta, slope, own_units, profile_units = _log_delta(epsilon[unfinished], mu[unfinished])
+        missing = goal[unfinished] - log_delta - UNIT_ROUNDOFF * (own_units + profile_units)
         # The place meets the goal, and is as close to it as rounding allows.
-        is_root = (missing >= 0) & (missing <= 4 * UNIT_ROUNDOFF * own)
-        unfinished, missing, slope, own = (values[~is_root] for values in (unfinished, missing, slope, own))
+        is_root = (missing >= 0) & (missing <= 4 * UNIT_ROUNDOFF * own_units)
+        unfinished, missing, slope, own_units = (values[~is_root] for values in (unfinished, missing, slope, own_units))
         if not len(unfinished):
             return mu
-        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT_ROUNDOFF * own) / slope, -_MAX_STEP, _MAX_STEP))
+        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT_ROUNDOFF * own_units) / slope, -_MAX_STEP, _MAX_STEP))
     raise _not_private(epsilon[unfinished[0]], delta[unfinished[0]])
 
 
@@ -77,16 +77,16 @@ def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return log delta, its derivative in log mu, and the units of its error: own ones, and what profiles may add."""
     erfcx = special_functions(mu).erfcx
     x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-    far, near = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
-    gain = near - far
-    own = _MILLS_UNITS * (near + far) / np.maximum(gain, UNIT_ROUNDOFF * near)
-    if (close := gain < _CANCELLING_SHARE * near).any():
-        gain[close], own[close] = mills(x[close], mu[close]), 0.0
+    mills_y, mills_x = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
+    difference = mills_x - mills_y
+    own_units = _MILLS_UNITS * (mills_x + mills_y) / np.maximum(difference, UNIT_ROUNDOFF * mills_x)
+    if (cancels := difference < _CANCELLING_SHARE * mills_x).any():
+        difference[cancels], own_units[cancels] = mills(x[cancels], mu[cancels]), 0.0
     log_phi = -(x**2) / 2 - _LOG_ROOT
-    log_delta, slope = log_phi + np.log(gain), mu / gain
+    log_delta, slope = log_phi + np.log(difference), mu / difference
     formula = log_delta_units(log_delta, x, y)
-    own += formula
+    own_units += formula
     # A profile's delta is rounded upwards by units in the last place, which are two roundings.
     profile = UNITS_OF_SUMS + AdditivePair.units_of_log * np.abs(log_delta) + UNITS_OF_EPS * epsilon
-    others = formula + 2 * profile + _EPSILON_UNITS * epsilon * far / gain + _RATIO_UNITS * slope
-    return log_delta, slope, own, others
+    profile_units = formula + 2 * profile + _EPSILON_UNITS * epsilon * mills_y / difference + _RATIO_UNITS * slope
+    return log_delta, slope, own_units, profile_units

@@ -15,13 +15,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.calibrate.risk_limit import RiskLimit, risk_limit, risk_parameter
+from accountants.calibrate.risk_limit import RiskLimit, parse_target, risk_parameter
 from accountants.calibrate.scale import check_target, rescaled
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
@@ -29,19 +28,15 @@ from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.profile import epsilon as realised_epsilon
-from accountants.shuffle import shuffled as account
-from accountants.shuffle.blanket import worst_inputs
-from accountants.shuffle.estimate import integral_log_delta
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Mechanism, Parabolic
-from dpkernels.numerics import MAX_EXPONENT, Real, RealArray, namespace, ndtri, without_derivative
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, RealArray, namespace, ndtri, without_derivative
 from dpkernels.pytrees import PyTree
-from dpkernels.solve import NotPrivateError, conservative_root, first_feasible, newton, promote, root
+from dpkernels.solve import NotPrivateError, conservative_root, newton, promote
 
-__all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor", "shuffled"]
+__all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor"]
 
 # The allowed relative difference of the bracket's upper end from the estimate of eps; also the longest step after it.
 _MAX_EXCESS = 1e-3
@@ -49,22 +44,17 @@ _MIN_EPSILON = 1e-300  # The least eps that is used.
 _MAX_LOG_FACTOR = 40.0  # The ends of the searched parameter t; a budget or a scale changes by e^t.
 _TOLERANCE = 1e-5  # The last Newton step in the logarithm of a budget.
 _SCALE_TOLERANCE = 1e-8  # The last Newton step in the logarithm of a scale.
-# Margins of log eps0 for shuffled reports, whose upper end exceeds the value by 1e-7 to 1e-2 of delta.
-_MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
-# The least step of log eps0 towards a budget that a constructor rejects.
-_MIN_STEP = 1e-2
-_RTOL = 1e-12  # The relative tolerance of the root of a budget.
 
 
 @in_64_bits
 def composed_scale(
     noise: Distribution,
     *,
-    epsilon: Any = None,
-    delta: Any = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
     sensitivity: Real = 1.0,
     count: int,
-    rate: Any = None,
+    rate: Real | None = None,
     adjacency: str = "add_remove",
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
@@ -92,7 +82,7 @@ def composed_scale(
             which computes c.
         TypeError: count is not an integer, the distribution is of an unknown type, or a scheme has JAX numbers.
     """
-    limit = risk_limit(epsilon, delta, advantage, true_positive_rate, (noise, sensitivity, count, rate))
+    target = parse_target(epsilon, delta, advantage, true_positive_rate, (noise, sensitivity, count, rate))
     if scheme is not None:
         if rate is not None:
             raise ValueError(f"rate: {rate}; a scheme has samples of its own")
@@ -107,13 +97,14 @@ def composed_scale(
             else scheme(guarantee(mechanism)).repeat(count)
         )
 
-    if limit is not None:
+    if isinstance(target, RiskLimit):
         checks.sensitivity(sensitivity)
         _check_samples(count, rate)
-        start = gaussian_scale(noise, sensitivity, limit.mu / math.sqrt(count) / (1.0 if rate is None else rate))
+        start = gaussian_scale(noise, sensitivity, target.mu / math.sqrt(count) / (1.0 if rate is None else rate))
         if scheme is None:
-            limit.check_noise_is_needed(_delta_without_noise(releases(start)))
-        return start * math.exp(risk_parameter(lambda t: releases(start * math.exp(t)), limit))
+            target.check_noise_is_needed(_delta_without_noise(releases(start)))
+        return start * math.exp(risk_parameter(lambda t: releases(start * math.exp(t)), target))
+    epsilon, delta = target
     check_target(epsilon, delta, sensitivity)
     _check_releases(epsilon, count, rate)
     noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
@@ -165,19 +156,19 @@ def composed(
 
 def with_release_claim(mechanism: Additive, delta: Real) -> Additive:
     """Return the mechanism with the claim of one release, its own eps at delta; without a claim if that exceeds 20."""
-    least, most = checks.EPSILON_RANGE
-    own = realised_epsilon(mechanism, delta)
-    if own > most:
+    lowest, highest = checks.EPSILON_RANGE
+    level = realised_epsilon(mechanism, delta)
+    if level > highest:
         return mechanism
-    return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=max(own, least), delta=delta)
+    return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=max(level, lowest), delta=delta)
 
 
 @in_64_bits
 def noise_scale_factor(
-    made: Guarantee,
+    releases: Guarantee,
     *,
-    epsilon: Any = None,
-    delta: Any = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
     advantage: float | None = None,
     true_positive_rate: tuple[float, float] | None = None,
 ) -> Real:
@@ -185,7 +176,7 @@ def noise_scale_factor(
 
     The target is (eps, delta)-DP, or a limit of one risk, as in ``composed_scale``.
 
-    Neighbours are those of the guarantee ``made``, of additive noise, such as
+    Neighbours are those of the guarantee ``releases``, of additive noise, such as
     ``guarantee(m).subsample(rate).repeat(n)``. Plain numbers are rounded conservatively, in the time of about eight
     evaluations of delta and two of the bracket. JAX numbers are precise to 1e-9, and differentiable in every parameter;
     NaN means that no factor was found.
@@ -195,15 +186,17 @@ def noise_scale_factor(
         TypeError: the releases are not additive noise.
         ConvergenceError: no factor was found.
     """
-    if (limit := risk_limit(epsilon, delta, advantage, true_positive_rate, made)) is not None:
-        limit.check_noise_is_needed(_delta_without_noise(made))
-        return math.exp(risk_parameter(lambda t: _with_log_factor(t, made), limit))
+    target = parse_target(epsilon, delta, advantage, true_positive_rate, releases)
+    if isinstance(target, RiskLimit):
+        target.check_noise_is_needed(_delta_without_noise(releases))
+        return math.exp(risk_parameter(lambda t: _with_log_factor(t, releases), target))
+    epsilon, delta = target
     check_target(epsilon, delta)
     checks.positive("epsilon", epsilon)
-    _check_noise_is_needed(made, delta)
-    if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
-        return math.exp(conservative_parameter(lambda t: _with_log_factor(t, made), epsilon, delta))
-    return precise_scale_factor(made, epsilon, delta)
+    _check_noise_is_needed(releases, delta)
+    if namespace(epsilon, delta, *jax.tree.leaves(releases)) is np:
+        return math.exp(conservative_parameter(lambda t: _with_log_factor(t, releases), float(epsilon), float(delta)))
+    return precise_scale_factor(releases, epsilon, delta)
 
 
 def precise_scale_factor(releases: Guarantee, epsilon: Real, delta: Real) -> Real:
@@ -246,10 +239,10 @@ def _with_log_factor(t: Real, releases: Guarantee) -> Guarantee:
 def composed_budget(
     constructor: Callable[..., Mechanism],
     *,
-    epsilon: Any = None,
-    delta: Any = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
     count: int,
-    rate: Any = None,
+    rate: Real | None = None,
     adjacency: str = "add_remove",
     initial_guess: float | None = None,
     advantage: float | None = None,
@@ -280,10 +273,11 @@ def composed_budget(
     """
     if initial_guess is not None:
         checks.positive("initial_guess", initial_guess)
-    limit = risk_limit(epsilon, delta, advantage, true_positive_rate, (arguments, count, rate))
-    if limit is not None:
+    target = parse_target(epsilon, delta, advantage, true_positive_rate, (arguments, count, rate))
+    if isinstance(target, RiskLimit):
         _check_samples(count, rate)
-        return _budget_for_risk(constructor, arguments, limit, count, rate, adjacency, initial_guess)
+        return _budget_for_risk(constructor, arguments, target, count, rate, adjacency, initial_guess)
+    epsilon, delta = target
     check_target(epsilon, delta)
     _check_releases(epsilon, count, rate)
     member, numbers = split_arguments(constructor, arguments)
@@ -301,7 +295,9 @@ def composed_budget(
             f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
             f"have delta {best:.6g} at this epsilon"
         )
-    return mechanism(conservative_parameter(releases, float(epsilon), float(delta), is_known=initial_guess is not None))
+    return mechanism(
+        conservative_parameter(releases, float(epsilon), float(delta), starts_at_root=initial_guess is not None)
+    )
 
 
 def _by_log_budget(
@@ -309,14 +305,14 @@ def _by_log_budget(
     arguments: Mapping[str, object],
     guess: float,
     count: int,
-    rate: float | None,
+    rate: Real | None,
     adjacency: str,
 ) -> tuple[tuple[float, float], Callable[[float], Mechanism], Callable[[float], Guarantee]]:
     """Return (t of the least and of the largest budget, t -> mechanism, t -> releases): t lowers the log of a guess."""
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     start = min(max(math.log(guess), least), most)
 
-    def mechanism(t: float) -> Any:
+    def mechanism(t: float) -> Mechanism:
         return constructor(epsilon=math.exp(min(max(start - t, least), most)), **arguments)
 
     def releases(t: float) -> Guarantee:
@@ -326,23 +322,21 @@ def _by_log_budget(
 
 
 def _budget_for_risk(
-    constructor: Callable[..., Any],
+    constructor: Callable[..., Mechanism],
     arguments: Mapping[str, object],
     limit: RiskLimit,
     count: int,
-    rate: float | None,
+    rate: Real | None,
     adjacency: str,
     guess: float | None,
 ) -> Mechanism:
     if guess is None:
-        guess = limit.mu / math.sqrt(count) / (1.0 if rate is None else rate)
-    (at_least, at_most), mechanism, releases = _by_log_budget(constructor, arguments, guess, count, rate, adjacency)
-    for t in (at_most, at_least):
-        risk = limit.bound(releases(t))
-        if t == at_most and risk <= limit.limit:
-            return mechanism(t)
-        if t == at_least and risk > limit.limit:
-            raise ValueError(f"{limit}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, have {risk:.6g}")
+        guess = float(limit.mu / math.sqrt(count) / (1.0 if rate is None else rate))
+    (least, most), mechanism, releases = _by_log_budget(constructor, arguments, guess, count, rate, adjacency)
+    if limit.bound(releases(most)) <= limit.limit:
+        return mechanism(most)
+    if (risk := limit.bound(releases(least))) > limit.limit:
+        raise ValueError(f"{limit}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, have {risk:.6g}")
     return mechanism(risk_parameter(releases, limit))
 
 
@@ -405,11 +399,11 @@ def _releases(mechanism: Mechanism, count: object, rate: Real | None, adjacency:
     return (release if rate is None else release.subsample(rate, adjacency)).repeat(count)
 
 
-def log_mu(delta: Any, epsilon: Real) -> Real:
+def log_mu(delta: RealArray | np.float64, epsilon: Real) -> Real:
     """Return log mu of the module docstring, which increases in delta."""
     xp = namespace(delta, epsilon)
-    kind = xp.finfo(delta.dtype)
-    z = -ndtri(xp.clip(delta, kind.tiny, 1 - kind.eps))
+    float_info = xp.finfo(delta.dtype)
+    z = -ndtri(xp.clip(delta, float_info.tiny, 1 - float_info.eps))
     root = xp.sqrt(z**2 + 2 * epsilon)
     return xp.log(xp.where(z > 0, 2 * epsilon / (root + xp.where(z > 0, z, 0.0)), root - z))
 
@@ -457,7 +451,7 @@ def _excess(releases: Callable[[Real, PyTree], Guarantee], t: Real, arguments: t
 
 
 def conservative_parameter(
-    releases: Callable[[Any], Guarantee], epsilon: float, delta: float, *, is_known: bool = False
+    releases: Callable[[float], Guarantee], epsilon: float, delta: float, *, starts_at_root: bool = False
 ) -> float:
     """Return the least plain t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
 
@@ -470,11 +464,9 @@ def conservative_parameter(
         return math.log(max(RigorousBounds(releases(t)).upper_epsilon(delta), _MIN_EPSILON) / epsilon)
 
     start = 0.0
-    if not is_known or abs(missing(0.0)) > _MAX_EXCESS:
-        root_of_estimate = precise_parameter(
-            lambda t, _: releases(t), (), np.float64(epsilon), np.float64(delta), clip=True
-        )
-        start = float(root_of_estimate)
+    if not starts_at_root or abs(missing(0.0)) > _MAX_EXCESS:
+        target = np.float64(epsilon), np.float64(delta)
+        start = float(precise_parameter(lambda t, _: releases(float(t)), (), *target, clip=True))
     try:
         # Steps are short, because a jump of the bracket's eps, as from infinity, is no measure of the error of t.
         return conservative_root(missing, start, longest=_MAX_EXCESS)
@@ -482,154 +474,3 @@ def conservative_parameter(
         raise ConvergenceError(
             f"epsilon, delta: {epsilon:g}, {delta:g}; the bracket stays above it: {error}"
         ) from error
-
-
-# Shuffled reports
-
-
-@in_64_bits
-def shuffled(
-    constructor: Callable[..., Any],
-    *,
-    epsilon: Any = None,
-    delta: Any = None,
-    n: int,
-    advantage: float | None = None,
-    true_positive_rate: tuple[float, float] | None = None,
-    **arguments: object,
-) -> Any:
-    """Return the mechanism with the largest eps0 in [0.01, 20] for which n shuffled reports meet a target.
-
-    The target is (eps, delta)-DP, or a limit of one risk. Neighbours differ in one person's input. The shuffler is
-    trusted, and n counts honest reports (see ``accountants.shuffle``). For plain numbers the upper end of the rigorous
-    bracket, for the integers that a release samples, meets the target. For JAX numbers the integral does, to its
-    precision, and the result is NaN if eps0 = 0.01 is infeasible.
-
-    Args:
-        constructor: makes a bounded mechanism from ``epsilon=eps0`` and the arguments, such as ``dpkernels.piecewise``.
-        epsilon: the central eps, positive.
-        delta: the central delta, in (0, 1).
-        n: the number of honest reports.
-        advantage: instead of eps and delta, the largest ``Shuffled.advantage``, as in ``composed_scale``.
-        true_positive_rate: instead of these, (false positive rate, largest true positive rate).
-        **arguments: the constructor's other arguments, such as lower and upper.
-
-    Raises:
-        NotPrivateError: no mechanism was proven to meet the target.
-        ValueError: an argument is out of range, or eps0 = 0.01 exceeds the target, with the epsilon that it has.
-
-    Example:
-        >>> from dpkernels import piecewise
-        >>> round(shuffled(piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0).epsilon, 3)
-        3.747
-    """
-    n = checks.integer_in("n", n, 2, 1 << 50)
-    member, numbers = split_arguments(constructor, arguments)
-    limit = risk_limit(epsilon, delta, advantage, true_positive_rate, arguments)
-    if limit is not None:
-        return _shuffled_for_risk(lambda t: member(math.exp(t), {}), limit, n)
-    checks.positive("epsilon", epsilon)
-    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    t = log_budget(member, numbers, n=n, epsilon=epsilon, delta=delta)
-    if (xp := namespace(t)) is not np:
-        return member(xp.exp(t), numbers)
-    low = math.log(checks.EPSILON_RANGE[0])
-    if math.isnan(t):
-        own = account(member(math.exp(low), {}), n).estimate_epsilon(delta)
-        raise ValueError(
-            f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
-        )
-    candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
-
-    def meets(mechanism: Mechanism) -> bool:
-        """Return whether the bound meets the target, read as delta at eps and as eps at delta."""
-        reports = account(exact_sampler(mechanism), n)
-        return bool(reports.upper_bound(float(epsilon)) <= delta and reports.epsilon(float(delta)) <= epsilon)
-
-    return first_feasible(candidates, meets)
-
-
-def _shuffled_for_risk(mechanism: Callable[[float], Any], limit: RiskLimit, n: int) -> Parabolic:
-    low, high = (math.log(end) for end in checks.EPSILON_RANGE)
-
-    def excess(t: float) -> float:
-        return limit.excess(limit.estimate(account(mechanism(t), n)))
-
-    if excess(low) > 0:
-        risk = limit.estimate(account(mechanism(low), n))
-        raise ValueError(f"{limit}; {n} reports of eps0 = 0.01 already have {risk:.4g}")
-    t = _root_from_below(excess, low, high)
-    candidates = (mechanism(max(t - margin, low)) for margin in _MARGINS)
-    return first_feasible(
-        candidates, lambda candidate: limit.bound(account(exact_sampler(candidate), n)) <= limit.limit
-    )
-
-
-def upper_delta(mechanism: object, n: int, epsilon: float) -> float:
-    """Return the upper end of the rigorous bracket of delta, for the integers that a release samples."""
-    return account(exact_sampler(mechanism), n).upper_bound(epsilon)
-
-
-def log_budget(
-    member: Callable[[Any, Any], Any],
-    parameters: Any,
-    *,
-    n: int,
-    epsilon: Any,
-    delta: Any,
-    by_integral: bool = False,
-) -> Real:
-    """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
-
-    ``member`` maps (eps0, parameters) to the mechanism, without captured tracers. Plain numbers are solved by the
-    estimate, or 30 times as fast ``by_integral`` over the first pair, as JAX numbers are.
-    """
-    parameters, epsilon, delta = promote(parameters, epsilon, delta)
-    low, high = (math.log(end) for end in checks.EPSILON_RANGE)
-    arguments, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
-    excess = partial(_shuffled_excess, member, n, by_integral or xp is not np)
-    if xp is np:
-        return (
-            math.nan
-            if excess(low, arguments) > 0
-            else _root_from_below(lambda t: float(excess(t, arguments)), low, high)
-        )
-    lowest, highest, _ = promote(low, high, epsilon)
-    t = root(excess, arguments, lowest, highest, _RTOL)
-    return xp.where(excess(lowest, jax.lax.stop_gradient(arguments)) <= 0, t, xp.nan)
-
-
-def _shuffled_excess(
-    member: Callable[[Real, PyTree], Mechanism],
-    n: int,
-    by_integral: bool,
-    t: Real,
-    arguments: tuple[PyTree, Real, Real],
-) -> Real:
-    """Return log delta of reports of budget e^t, minus log of the target delta."""
-    parameters, epsilon, delta = arguments
-    xp = namespace(t, epsilon, delta)
-    mechanism = member(xp.exp(t), parameters)
-    if by_integral:
-        log_delta = xp.maximum(
-            integral_log_delta(worst_inputs(mechanism).pairs[0].upper, float(n), epsilon)[0], -MAX_EXPONENT
-        )
-    else:
-        log_delta = math.log(max(account(mechanism, n).estimate_delta(epsilon), math.exp(-MAX_EXPONENT)))
-    return log_delta - xp.log(delta)
-
-
-def _root_from_below(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root, searched from below in growing steps: constructors may reject the largest budgets."""
-    feasible, step = low, 1.0
-    while feasible < high:
-        infeasible = min(feasible + step, high)
-        try:
-            if excess(infeasible) > 0:
-                return float(root(lambda t, _: excess(t), (), feasible, infeasible, _RTOL))
-            feasible = infeasible
-        except ValueError:
-            high, step = infeasible - 1e-6, step / 2
-            if step < _MIN_STEP:
-                break
-    return feasible

@@ -61,12 +61,12 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
 def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int | None:
     """Return the smallest D0, if any up to ``most``, at which Gaussian noise has the lower variance, for any Dinf."""
 
-    def better(D0: int) -> bool:
+    def is_gaussian_better(D0: int) -> bool:
         noise = histogram_noise(D0, 1.0, epsilon, delta)
         return noise.gaussian_variance < noise.laplace_variance
 
     checks.integer_in("most", most, 1, MOST_COUNTS)
-    return next((D0 for D0 in range(1, most + 1) if better(D0)), None)
+    return next((D0 for D0 in range(1, most + 1) if is_gaussian_better(D0)), None)
 
 
 @dataclass(frozen=True)
@@ -127,19 +127,19 @@ def known_domain(
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, leak=leak).epsilon) - epsilon
 
     if discovery_epsilon is None:
-        ends, limits = _PICK_EPSILONS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICK_EPSILONS[0]:g}"
+        ends, subject = _PICK_EPSILONS, f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {_PICK_EPSILONS[0]:g}"
     else:
         checks.positive("discovery_epsilon", discovery_epsilon)
-        ends, limits = (1e-9, 1e3), f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone"
+        ends, subject = (1e-9, 1e3), f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone"
     if (most := excess(ends[0])) > 0:  # The feasible end of a search is not evaluated by it.
-        raise ValueError(f"{limits} have eps {epsilon + most:.6g}")
+        raise ValueError(f"{subject} have eps {epsilon + most:.6g}")
     pick, scale = settings(root(excess, (), *ends, rtol=1e-12))
-    return KnownDomain(pick, _claimed(noise, scale, delta / k))
+    return KnownDomain(pick, _claimed_noise(noise, scale, delta / k))
 
 
-def _claimed(noise: str, scale: float, delta: float) -> Additive:
+def _claimed_noise(noise: str, scale: float, delta: float) -> Additive:
     if noise == "laplace":
         return named.laplace(epsilon=1 / scale)
     mechanism = named.gaussian(sigma=scale, sensitivity=1.0)
-    own = realised_epsilon(mechanism, 0.99 * delta)
-    return mechanism.claim(sensitivity=1.0, epsilon=max(own, checks.EPSILON_RANGE[0]), delta=delta)
+    level = realised_epsilon(mechanism, 0.99 * delta)
+    return mechanism.claim(sensitivity=1.0, epsilon=max(level, checks.EPSILON_RANGE[0]), delta=delta)

@@ -49,13 +49,13 @@ from dpkernels.solve import (
 )
 
 __all__ = [
-    "best_bound",
     "best_recycled_scale",
+    "best_truncation_bound",
     "bounded",
     "budget_recycled",
     "discrete_gaussian",
     "discrete_laplace",
-    "least_bound",
+    "least_truncation_bound",
     "recycled_scale",
     "recycling_rate",
     "truncated_gaussian",
@@ -122,23 +122,29 @@ def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, 
     return _narrowest(DiscreteLaplace, Laplace(1.0), epsilon, delta, sensitivity, step)
 
 
-def _narrowest(noise: Callable[[float, float], Lattice], unit: Distribution, *target: Any) -> Additive:
-    epsilon, delta, sensitivity, step = target
+def _narrowest(
+    noise: Callable[[float, float], Lattice],
+    unit: Distribution,
+    epsilon: float,
+    delta: float,
+    sensitivity: float,
+    step: float,
+) -> Additive:
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
     checks.positive("step", step)
-    if namespace(*target) is not np:
+    if namespace(epsilon, delta, sensitivity, step) is not np:
         raise TypeError(
             "epsilon, delta, sensitivity, step: JAX numbers; noise on a grid is calibrated by plain numbers"
         )
-    apart = math.ceil(Fraction(sensitivity) / Fraction(step))
+    shift_steps = math.ceil(Fraction(sensitivity) / Fraction(step))
 
-    def excess(scale: Any, _: object) -> Real:
+    def excess(scale: float, _: object) -> float:
         p = noise(scale, step).probabilities
-        other = np.concatenate([np.zeros(apart), p])[: len(p)]
-        return float(np.maximum(p - math.exp(epsilon) * other, 0.0).sum()) - delta
+        shifted = np.concatenate([np.zeros(shift_steps), p])[: len(p)]
+        return float(np.maximum(p - math.exp(epsilon) * shifted, 0.0).sum()) - delta
 
-    high = smallest_scale(unit, epsilon, delta, apart * step)
+    high = float(smallest_scale(unit, epsilon, delta, shift_steps * step))
     low = high / 2
     while excess(high, ()) > 0:
         high, low = 1.25 * high, high
@@ -173,14 +179,14 @@ def _summed_pieces(
     kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, xp: ModuleType
 ) -> tuple[RealArray, RealArray]:
     """Sum pieces between the steps of w(x) and w(x - D): each up to a cut, where the integrand is 0."""
-    near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
-    steps = xp.stack([-theta, near, far, D + theta])
-    left, right = xp.append(-xp.inf, steps), xp.append(steps, xp.inf)
-    inside = xp.concatenate([steps[:1] - D, (steps[1:] + steps[:-1]) / 2, steps[-1:] + D])
-    w_p, w_q = (xp.where(xp.abs(at) < theta, 1.0, u) for at in (inside, inside - D))
+    inner_step, outer_step = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
+    steps = xp.stack([-theta, inner_step, outer_step, D + theta])
+    lower, upper = xp.append(-xp.inf, steps), xp.append(steps, xp.inf)
+    points = xp.concatenate([steps[:1] - D, (steps[1:] + steps[:-1]) / 2, steps[-1:] + D])
+    w_p, w_q = (xp.where(xp.abs(z) < theta, 1.0, u) for z in (points, points - D))
     cut = without_derivative(_CUTS[type(kernel)](kernel, D, _threshold(epsilon, w_p, w_q)))
     # The last column is the mass within theta.
-    low, high = xp.append(left, -theta), xp.append(xp.clip(cut, left, right), theta)
+    low, high = xp.append(lower, -theta), xp.append(xp.clip(cut, lower, upper), theta)
     p, q = kernel.mass(xp.stack([low, low - D]), xp.stack([high, high - D]))
     gain = xp.maximum(w_p * p[:-1] - xp.exp(epsilon) * w_q * q[:-1], 0.0).sum()
     return gain, p[-1] + u * (1 - p[-1])
@@ -189,9 +195,9 @@ def _summed_pieces(
 def _threshold(epsilon: Real, w_p: Real, w_q: Real) -> Real:
     """Return the kernel's loss above which w_p K(x) exceeds e^eps w_q K(x - D): infinite where a weight is 0."""
     xp = namespace(epsilon, w_p, w_q)
-    some_p, some_q = w_p > 0, w_q > 0
-    both = epsilon - xp.log(xp.where(some_p, w_p, 1.0)) + xp.log(xp.where(some_q, w_q, 1.0))
-    return xp.where(some_p, xp.where(some_q, both, -xp.inf), xp.inf)
+    p_is_positive, q_is_positive = w_p > 0, w_q > 0
+    finite_threshold = epsilon - xp.log(xp.where(p_is_positive, w_p, 1.0)) + xp.log(xp.where(q_is_positive, w_q, 1.0))
+    return xp.where(p_is_positive, xp.where(q_is_positive, finite_threshold, -xp.inf), xp.inf)
 
 
 def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> RealArray:
@@ -267,9 +273,9 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
     kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
     # Recycling only narrows the noise, so delta exceeds the target where the kernel's delta does.
     low = sensitivity / infeasible_shift(kernel, epsilon, delta)
-    alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
-    inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
-    high = 4 * namespace(alone, inside).maximum(alone, inside)
+    scale_of_kernel = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
+    scale_by_mass = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
+    high = 4 * namespace(scale_of_kernel, scale_by_mass).maximum(scale_of_kernel, scale_by_mass)
     root_scale = first_root(_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
     if namespace(root_scale) is not np or math.isnan(root_scale):
         return root_scale
@@ -339,24 +345,24 @@ def budget_recycled(
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     target = epsilon, delta, sensitivity
-    drawn: Any = kernel
+    scaled_kernel: Any = kernel
     if not (issubclass(kernel, Distribution) if isinstance(kernel, type) else isinstance(kernel, Distribution)):
         raise TypeError(f"kernel: {kernel!r} is no distribution; one, or the type Gaussian or Laplace, is needed")
     if isinstance(kernel, type):
         unit = kernel(1.0)
         scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
-        drawn = rescaled(unit, scale)
+        scaled_kernel = rescaled(unit, scale)
     elif q is not None:
         raise ValueError(f"q: {q:g}; is calibrated for a kernel with a scale; give q with the kernel's type")
     if q is None:
-        q = recycling_rate(drawn, theta, *target)
+        q = recycling_rate(scaled_kernel, theta, *target)
         if checks.concrete(q) is not None and math.isnan(q):
-            wider = smallest_scale(drawn, *target)
+            factor = smallest_scale(scaled_kernel, *target)
             raise ValueError(
-                f"kernel: {drawn} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
-                f"no q; from {wider:.6g} times as wide on it does at q = 0"
+                f"kernel: {scaled_kernel} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, "
+                f"{delta:g} at no q; from {factor:.6g} times as wide on it does at q = 0"
             )
-    return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+    return named.budget_recycled(scaled_kernel, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
 def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:
@@ -395,7 +401,7 @@ def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, b
     """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) with the smallest sigma.
 
     As sigma grows delta(eps) falls, and then rises to the D/(2T) of uniform noise. So each T has a least delta, and
-    each delta a least T. Delta includes the infinity mass. T is ``bound``, by default ``best_bound`` of least variance.
+    each delta a least T. Delta includes the infinity mass. T is ``bound``, by default ``best_truncation_bound``.
 
     Raises:
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
@@ -403,13 +409,13 @@ def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, b
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
-    T = best_bound(epsilon, delta, sensitivity) if bound is None else bound
+    T = best_truncation_bound(epsilon, delta, sensitivity) if bound is None else bound
     checks.positive("bound", T)
     # Noise with sigma = 100 T is almost uniform.
     low = sensitivity / infeasible_shift(Gaussian(1.0), epsilon, delta)
     sigma = first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low)
     if checks.concrete(sigma) is not None and math.isnan(sigma):
-        least = least_bound(epsilon, delta, sensitivity)
+        least = least_truncation_bound(epsilon, delta, sensitivity)
         raise ValueError(f"bound: {T:g} is too short for epsilon, delta = {epsilon:g}, {delta:g}; from {least:.9g} on")
     noises = (Reweighted(Gaussian(sigma * (1 + margin)), -T, T, 0.0) for margin in _TRUNCATED_MARGINS)
     return _first_private(noises, epsilon, delta, sensitivity)
@@ -420,22 +426,22 @@ def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Rea
     return weighted_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
 
 
-def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
+def least_truncation_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
     """Return the least T for which Gaussian noise truncated to [-T, T] can be (eps, delta)-DP; from above, to 1e-7."""
     # Add a little, so that a search for sigma at this T finds one.
-    return _bound_of(_log_bound, epsilon, delta, sensitivity) * (1 + 5e-8)
+    return _truncation_bound(_log_bound, epsilon, delta, sensitivity) * (1 + 5e-8)
 
 
-def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
+def best_truncation_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
     """Return a T at which truncated Gaussian noise that meets (eps, delta) has the least variance, to 1e-8 relative.
 
     The variance is what is accurate. T is less accurate where the variance hardly depends on it, as for a small delta.
     Derivatives are taken at a fixed sigma/T: the variance at the best T has the same derivatives either way.
     """
-    return _bound_of(_log_variance, epsilon, delta, sensitivity)
+    return _truncation_bound(_log_variance, epsilon, delta, sensitivity)
 
 
-def _bound_of(least: Callable[[Real, PyTree], Real], epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+def _truncation_bound(minimised: Callable[[Real, PyTree], Real], epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return T of the shape sigma/T that minimises a function; for each shape one T meets the budget."""
     check_target(epsilon, delta, sensitivity)
     epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)
@@ -443,7 +449,7 @@ def _bound_of(least: Callable[[Real, PyTree], Real], epsilon: Real, delta: Real,
     # Shapes range from noise without visible truncation to almost uniform noise.
     narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
     shapes = xp.linspace(narrowest, math.log(100.0), 32)
-    log_shape = minimum_on_grid(least, (epsilon, delta), shapes, xatol=1e-7)
+    log_shape = minimum_on_grid(minimised, (epsilon, delta), shapes, xatol=1e-7)
     T = sensitivity * xp.exp(_log_bound(log_shape, (epsilon, delta)))
     return float(T) if xp is np else T
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import jax
 import numpy as np
@@ -76,25 +75,30 @@ class RiskLimit:
             raise ValueError(f"{self}; on these samples releases without noise have {risk:.6g} already")
 
 
-def risk_limit(
-    epsilon: Real | None, delta: Real | None, advantage: Real | None, true_positive_rate: Any, numbers: object = ()
-) -> RiskLimit | None:
-    """Return the limit that is given, or None if epsilon and delta are.
+def parse_target(
+    epsilon: Real | None,
+    delta: Real | None,
+    advantage: Real | None,
+    true_positive_rate: tuple[float, float] | None,
+    numbers: object = (),
+) -> RiskLimit | tuple[Real, Real]:
+    """Return the limit of a risk that is given, or (epsilon, delta).
 
     Raises:
         ValueError: not exactly one of these is given, one is out of range, or there is a JAX number besides a limit.
     """
-    budget = epsilon is not None, delta is not None
-    if sum((any(budget), advantage is not None, true_positive_rate is not None)) != 1 or any(budget) != all(budget):
+    budget = [number for number in (epsilon, delta) if number is not None]
+    risks = [risk for risk in (advantage, true_positive_rate) if risk is not None]
+    if (len(budget), len(risks)) not in ((2, 0), (0, 1)):
         raise ValueError("epsilon, delta, advantage, true_positive_rate: give epsilon and delta, or one of the risks")
-    if any(budget):
-        return None
+    if not risks:
+        return budget[0], budget[1]
     if namespace(*jax.tree.leaves((advantage, true_positive_rate, numbers))) is not np:
         raise ValueError("advantage, true_positive_rate: take numbers, no JAX arrays")
     if advantage is not None:
         checks.within("advantage", advantage, 0.0, 1.0, open_ends=True)
         return RiskLimit(None, float(advantage))
-    if np.shape(true_positive_rate) != (2,):
+    if true_positive_rate is None or np.shape(true_positive_rate) != (2,):
         raise ValueError("true_positive_rate: must be two numbers, the false positive rate and the true positive rate")
     false, true = map(float, true_positive_rate)
     if not 0 < false < true < 1:
@@ -114,18 +118,18 @@ def risk_parameter(releases: Callable[[float], Guarantee], limit: RiskLimit) -> 
         """Return about the increase of t that is needed."""
         return limit.excess(limit.bound(releases(t)))
 
-    ends = {missing(0.0) <= 0: 0.0}
+    bracket = {missing(0.0) <= 0: 0.0}
     t = 0.0
     for _ in range(_MAX_ITERATIONS):
-        if len(ends) == 2:
+        if len(bracket) == 2:
             break
         t += math.copysign(min(max(1.2 * abs(missing(t)), 1e-4), _MAX_STEP), missing(t))
-        ends[missing(t) <= 0] = t
+        bracket[missing(t) <= 0] = t
     else:
         raise ConvergenceError(f"{limit}; no noise meets it")
     # The root is looked for as a distance, so that its tolerance is absolute.
-    base = ends[False] - 1.0
-    start = base + root(lambda x, _: missing(base + x), (), ends[True] - base, 1.0, rtol=_TOLERANCE)
+    base = bracket[False] - 1.0
+    start = base + root(lambda x, _: missing(base + x), (), bracket[True] - base, 1.0, rtol=_TOLERANCE)
     try:
         return conservative_root(missing, start, longest=_MAX_CONSERVATIVE_STEP)
     except NotPrivateError as error:

@@ -97,7 +97,7 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
     _check_targets(epsilon, delta, sensitivity)
     if has_axes(epsilon, delta, sensitivity):
         return entrywise(
-            lambda eps, at, D: scaled(noise, epsilon=eps, delta=at, sensitivity=D), epsilon, delta, sensitivity
+            lambda eps, delta, D: scaled(noise, epsilon=eps, delta=delta, sensitivity=D), epsilon, delta, sensitivity
         )
     scale = smallest_scale(noise, epsilon, delta, sensitivity)
     wider = (noise.rescale(scale * (1 + margin)) for margin in MARGINS)
@@ -117,8 +117,8 @@ def meets(pairs: tuple[DominatingPair, ...], epsilon: Real, delta: Real) -> bool
 
     The computed profile is not monotone in its last digits, so that one reading may hold without the other.
     """
-    over = checks.concrete(profile(pairs, epsilon) - delta)
-    return over is None or bool(over <= 0 and inverse_profile(pairs, delta) <= epsilon)
+    excess = checks.concrete(profile(pairs, epsilon) - delta)
+    return excess is None or bool(excess <= 0 and inverse_profile(pairs, delta) <= epsilon)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
@@ -131,12 +131,11 @@ def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive
     if namespace(*target) is not np:
         return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
     _check_targets(*target)
-    eps, at, D = (np.asarray(array, np.float64) for array in np.broadcast_arrays(*target))
-    sigma, is_regular = np.empty(eps.shape), (at >= DELTAS[0]) & (at <= DELTAS[1])
-    sigma[is_regular] = D[is_regular] / largest_ratios(eps[is_regular], at[is_regular])
-    for place in np.argwhere(~is_regular).tolist():
-        entry = tuple(place)
-        sigma[entry] = smallest_scale(Gaussian(1.0), *(float(values[entry]) for values in (eps, at, D)))
+    eps, deltas, D = (np.asarray(array, np.float64) for array in np.broadcast_arrays(*target))
+    sigma, is_regular = np.empty(eps.shape), (deltas >= DELTAS[0]) & (deltas <= DELTAS[1])
+    sigma[is_regular] = D[is_regular] / largest_ratios(eps[is_regular], deltas[is_regular])
+    for index in map(tuple, np.argwhere(~is_regular).tolist()):
+        sigma[index] = smallest_scale(Gaussian(1.0), float(eps[index]), float(deltas[index]), float(D[index]))
     return Additive(Gaussian(float_if_scalar(sigma)), *(sensitivity, epsilon, delta))
 
 

@@ -311,7 +311,7 @@ class _Target:
         def member(t: float) -> Distribution:
             return family.member(best.width * math.exp(t), *best.parameters.values())
 
-        t = conservative_parameter(lambda t: self.releases(member(t)), self.epsilon, self.delta, is_known=True)
+        t = conservative_parameter(lambda t: self.releases(member(t)), self.epsilon, self.delta, starts_at_root=True)
         noise = member(t)
         upper = RigorousBounds(self.releases(noise)).upper_delta(self.epsilon)
         mechanism = with_release_claim(self.mechanism(noise), self.delta / self.count)

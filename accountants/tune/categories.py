@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from accountants.calibrate.composed import shuffled
+from accountants.calibrate.shuffled_reports import shuffled
 from dpkernels import checks
 from dpkernels.mechanisms.categorical.base import parse_categories
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection, subset_selection

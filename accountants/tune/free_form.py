@@ -162,7 +162,7 @@ def _certified(
         colder = math.exp(-t)
         return Tabulated(1.0 / cells, tuple((logs * colder).tolist()), float(falls[-cells:].mean() * colder))
 
-    t = conservative_parameter(releases, named.epsilon, delta, is_known=True)
+    t = conservative_parameter(releases, named.epsilon, delta, starts_at_root=True)
     upper = RigorousBounds(releases(t)).upper_delta(named.epsilon)
     if not upper <= delta:
         raise NotPrivateError(f"delta: the table found has {upper:g} at epsilon {named.epsilon:g}, above {delta:g}")

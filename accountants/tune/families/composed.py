@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from accountants import calibrate, recycling
-from accountants.calibrate.composed import gaussian_ratio, largest_budget, log_budget, upper_delta
+from accountants.calibrate.composed import gaussian_ratio, largest_budget
+from accountants.calibrate.shuffled_reports import log_budget, upper_delta
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.additive import additive_pair

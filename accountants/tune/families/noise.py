@@ -345,7 +345,7 @@ class Recycled(RecycledShape):
         def wider(t: float) -> Additive:
             return self.member(loss, {**params, symbol: params[symbol] * math.exp(t)})
 
-        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=bool(solved))
+        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, starts_at_root=bool(solved))
         return with_release_claim(wider(t), delta / target.count)
 
     def for_error(self, theta: object) -> Family:

@@ -238,7 +238,7 @@ def test_truncated_gaussian_at_a_bound(epsilon, delta, bound):
 def test_least_bound():
     """Just above it there is a sigma, just below it none: delta is not monotone in sigma."""
     for epsilon, delta in ((1.0, 1e-3), (0.1, 0.1)):
-        T = calibrate.least_bound(epsilon, delta)
+        T = calibrate.least_truncation_bound(epsilon, delta)
         assert calibrate.truncated_gaussian(epsilon=epsilon, delta=delta, bound=T).delta == delta
         for sigma in np.geomspace(0.05, 50, 300) * T:
             law = Reweighted(Gaussian(sigma), -T * (1 - 1e-6), T * (1 - 1e-6), 0.0)

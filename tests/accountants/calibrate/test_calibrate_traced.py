@@ -26,7 +26,7 @@ def wide_two_points(*, epsilon, width):
 # Plain values of releases composed and of shuffled reports are rounded conservatively: traced ones are above.
 CASES = {
     "bounded": (lambda e, d: calibrate.bounded(two_points, epsilon=e, delta=d).epsilon, 0.5, 0.1, 1e-9, 1e-5),
-    "least bound": (lambda e, d: calibrate.least_bound(e, d, 2.0), 0.5, 0.05, 1e-9, 1e-5),
+    "least bound": (lambda e, d: calibrate.least_truncation_bound(e, d, 2.0), 0.5, 0.05, 1e-9, 1e-5),
     "composed budget": (
         lambda e, d: calibrate.composed_budget(two_points, epsilon=e, delta=d, count=10).epsilon,
         1.0,
@@ -110,14 +110,14 @@ def test_arguments_of_the_constructor_are_differentiated():
 def test_batches_of_bounds():
     deltas = np.array([0.02, 0.1])
     with jax.enable_x64(True):
-        found = jax.vmap(lambda d: calibrate.least_bound(0.5, d))(jnp.asarray(deltas))
-    np.testing.assert_allclose(found, [calibrate.least_bound(0.5, float(d)) for d in deltas], rtol=1e-8)
+        found = jax.vmap(lambda d: calibrate.least_truncation_bound(0.5, d))(jnp.asarray(deltas))
+    np.testing.assert_allclose(found, [calibrate.least_truncation_bound(0.5, float(d)) for d in deltas], rtol=1e-8)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.02), (0.5, 0.05), (1.0, 1e-3), (3.0, 1e-6)])
 def test_no_bound_is_feasible_below_the_least_one_and_the_best_has_the_least_variance(epsilon, delta):
-    least, best = calibrate.least_bound(epsilon, delta), calibrate.best_bound(epsilon, delta)
+    least, best = calibrate.least_truncation_bound(epsilon, delta), calibrate.best_truncation_bound(epsilon, delta)
     assert accountants.delta(calibrate.truncated_gaussian(epsilon=epsilon, delta=delta, bound=least * 1.00001), epsilon)
     with pytest.raises(ValueError, match="too short"):
         calibrate.truncated_gaussian(epsilon=epsilon, delta=delta, bound=least * (1 - 1e-4))
@@ -134,8 +134,8 @@ def test_no_bound_is_feasible_below_the_least_one_and_the_best_has_the_least_var
 def test_optima_are_those_of_plain_numbers():
     scale = partial(calibrate.best_recycled_scale, dpk.Gaussian(1.0), 1.0)
     with jax.enable_x64(True):
-        found = jax.jit(calibrate.best_bound)(0.5, 0.05), jax.jit(scale)(1.0, 1e-5, 1.0)
-    assert float(found[0]) == pytest.approx(calibrate.best_bound(0.5, 0.05), rel=1e-6)
+        found = jax.jit(calibrate.best_truncation_bound)(0.5, 0.05), jax.jit(scale)(1.0, 1e-5, 1.0)
+    assert float(found[0]) == pytest.approx(calibrate.best_truncation_bound(0.5, 0.05), rel=1e-6)
     assert float(found[1]) == pytest.approx(scale(1.0, 1e-5, 1.0), rel=2e-4)
 
 
