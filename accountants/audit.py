@@ -16,12 +16,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import RealArray
 
 _MAX_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
 _MAX_COORDINATES = 8  # The coordinates of a vector of which events are made one by one, at most.
@@ -57,7 +56,7 @@ class Audit:
 
 def audit(
     release: Callable[[object, int], RealArray],
-    neighbours: tuple[Any, Any],
+    neighbours: tuple[object, object],
     *,
     draws: int = _DRAWS,
     delta: float = 0.0,
@@ -92,10 +91,10 @@ def audit(
     if len(neighbours) != 2:
         raise ValueError(f"neighbours: {len(neighbours)} inputs; must be two")
     chosen, tested = ([_outputs(release, x, count) for x in neighbours] for count in (draws // 2, draws - draws // 2))
-    return _bound_of_event(_best_event(chosen, delta, error_rate, statistic), tested, delta, error_rate)
+    return _event_bound(_best_event(chosen, delta, error_rate, statistic), tested, delta, error_rate)
 
 
-def _outputs(release: Callable[[Any, int], RealArray], x: Real, count: int) -> np.ndarray:
+def _outputs(release: Callable[[object, int], RealArray], x: object, count: int) -> np.ndarray:
     outputs = np.asarray(release(x, count))
     if outputs.ndim == 0 or len(outputs) != count:
         raise ValueError(f"release: returned an array of shape {outputs.shape} for a count of {count}")
@@ -116,10 +115,10 @@ class _Event:
         return several[0], several[1]
 
 
-def _bound_of_event(event: _Event | None, outputs: list[np.ndarray], delta: float, error_rate: float) -> Audit:
+def _event_bound(event: _Event | None, outputs: list[np.ndarray], delta: float, error_rate: float) -> Audit:
     if event is None:
         return Audit(0.0, delta, error_rate, "none", 0.0, 1.0)
-    (hits, alarms), sizes = event.counts(outputs), [len(each) for each in outputs]
+    (hits, alarms), sizes = event.counts(outputs), [len(sample) for sample in outputs]
     power = float(_lower(np.array([hits]), sizes[event.first], error_rate / 2)[0])
     level = float(_upper(np.array([alarms]), sizes[1 - event.first], error_rate / 2)[0])
     epsilon = math.log((power - delta) / level) if power - delta > level else 0.0
@@ -142,11 +141,11 @@ def _best_event(
 ) -> _Event | None:
     """Return the event whose bound of epsilon would be the largest one, by these outputs."""
     best, event = 0.0, None
-    sizes = [len(each) for each in outputs]
+    sizes = [len(sample) for sample in outputs]
     for name, values in _statistics(outputs, statistic):
-        cells, count = _cells(np.concatenate([values(each) for each in outputs]))
-        places = [cells(values(each)) for each in outputs]
-        counts = np.array([np.bincount(each, minlength=count) for each in places])
+        cells, count = _cells(np.concatenate([values(sample) for sample in outputs]))
+        cell_numbers = [cells(values(sample)) for sample in outputs]
+        counts = np.array([np.bincount(sample, minlength=count) for sample in cell_numbers])
         for first in (0, 1):
             hits, alarms = counts[first], counts[1 - first]
             # By the ratio of probabilities: unions of the first cells are the best tests.
@@ -159,7 +158,7 @@ def _best_event(
             if bounds[last] > best:
                 best, chosen = float(bounds[last]), np.zeros(count, bool)
                 chosen[order[: last + 1]] = True
-                event = _Event(name, partial(_cells_of, cells, values), chosen, first)
+                event = _Event(name, partial(_find_cells, cells, values), chosen, first)
     return event
 
 
@@ -171,30 +170,30 @@ def _statistics(
 ) -> Iterator[tuple[str, _Values]]:
     """Yield names and functions from outputs to one value each."""
     if statistic is not None:
-        yield "the statistic", partial(_given, statistic)
+        yield "the statistic", partial(_apply_statistic, statistic)
         return
-    kind = outputs[0].dtype.kind
-    if kind not in "biuf":
+    dtype_kind = outputs[0].dtype.kind
+    if dtype_kind not in "biuf":
         yield "the value", partial(_coordinate, 0)
         return
     size = outputs[0].reshape(len(outputs[0]), -1).shape[1]
     for k in range(min(size, _MAX_COORDINATES)):
-        at = "" if size == 1 else f" of coordinate {k}"
-        yield f"the value{at}", partial(_coordinate, k)
-        if kind == "f":
-            yield f"the lowest bit{at}", partial(_lowest_bit, k)
-            yield f"the value and the lowest bit{at}", partial(_relative_lowest_bit, k)
+        suffix = "" if size == 1 else f" of coordinate {k}"
+        yield f"the value{suffix}", partial(_coordinate, k)
+        if dtype_kind == "f":
+            yield f"the lowest bit{suffix}", partial(_lowest_bit, k)
+            yield f"the value and the lowest bit{suffix}", partial(_relative_lowest_bit, k)
     if size > 1:
         yield "the norm", _norm
-        first, second = (each.reshape(len(each), -1).mean(0) for each in outputs)
+        first, second = (sample.reshape(len(sample), -1).mean(0) for sample in outputs)
         yield "the direction of the means", partial(_projection, second - first)
 
 
-def _cells_of(cells: _Values, values: _Values, outputs: np.ndarray) -> np.ndarray:
+def _find_cells(cells: _Values, values: _Values, outputs: np.ndarray) -> np.ndarray:
     return cells(values(outputs))
 
 
-def _given(statistic: Callable[[np.ndarray], RealArray], outputs: np.ndarray) -> np.ndarray:
+def _apply_statistic(statistic: Callable[[np.ndarray], RealArray], outputs: np.ndarray) -> np.ndarray:
     return np.asarray(statistic(outputs)).reshape(len(outputs))
 
 
@@ -237,19 +236,19 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
             different if len(different) <= _MAX_CELLS else np.sort(different[np.argsort(-counts)[: 8 * _MAX_CELLS]])
         )
 
-        def by_value(each: np.ndarray) -> np.ndarray:
-            place = np.minimum(np.searchsorted(frequent, each), len(frequent) - 1)
-            return np.where(frequent[place] == each, place, len(frequent))
+        def cell_of_value(sample: np.ndarray) -> np.ndarray:
+            index = np.minimum(np.searchsorted(frequent, sample), len(frequent) - 1)
+            return np.where(frequent[index] == sample, index, len(frequent))
 
-        return by_value, len(frequent) + 1
+        return cell_of_value, len(frequent) + 1
     tail = np.geomspace(1e-5, 0.5, _MAX_CELLS // 2)
     finite = values[np.isfinite(values)]
     cuts = np.unique(np.quantile(finite, np.concatenate([tail, 1 - tail]))) if len(finite) else np.zeros(1)
 
-    def by_interval(each: np.ndarray) -> np.ndarray:
-        return np.where(np.isnan(each), len(cuts) + 1, np.searchsorted(cuts, each, side="right"))
+    def cell_of_interval(sample: np.ndarray) -> np.ndarray:
+        return np.where(np.isnan(sample), len(cuts) + 1, np.searchsorted(cuts, sample, side="right"))
 
-    return by_interval, len(cuts) + 2
+    return cell_of_interval, len(cuts) + 2
 
 
 # One training run
@@ -287,24 +286,25 @@ def audit_training(
     if np.isnan(scores).any():
         raise ValueError("scores: some are NaN")
     numbers = [
-        checks.integer_in("guesses", each, 1, len(scores)) for each in np.atleast_1d(np.asarray(guesses)).tolist()
+        checks.integer_in("guesses", number, 1, len(scores)) for number in np.atleast_1d(np.asarray(guesses)).tolist()
     ]
     order = np.argsort(scores, kind="stable")
     best = Audit(0.0, delta, error_rate, "none", 0.0, 1.0)
     for number in numbers:
         low, high = order[: number // 2], order[len(order) - (number - number // 2) :]
-        right = int(included[high].sum()) + int((~included[low]).sum())
-        epsilon = _epsilon_of_guesses(len(scores), number, right, delta, error_rate / len(numbers))
+        correct = int(included[high].sum()) + int((~included[low]).sum())
+        epsilon = _guesses_epsilon(len(scores), number, correct, delta, error_rate / len(numbers))
         if epsilon > best.epsilon:
-            best = Audit(epsilon, delta, error_rate, f"{right} of {number} guesses", right / number, 1 - right / number)
+            event, power = f"{correct} of {number} guesses", correct / number
+            best = Audit(epsilon, delta, error_rate, event, power, 1 - power)
     return best
 
 
-def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, error_rate: float) -> float:
-    """Return the largest eps at which ``right`` or more right guesses have at most the probability ``error_rate``."""
+def _guesses_epsilon(canaries: int, guesses: int, correct: int, delta: float, error_rate: float) -> float:
+    """Return the largest eps at which ``correct`` or more right guesses have at most the probability ``error_rate``."""
 
     def is_refuted(epsilon: float) -> bool:
-        return _probability_of_guesses(canaries, guesses, right, epsilon, delta) <= error_rate
+        return _guesses_probability(canaries, guesses, correct, epsilon, delta) <= error_rate
 
     low, high = 0.0, _MAX_EPSILON
     if not is_refuted(low):
@@ -315,14 +315,14 @@ def _epsilon_of_guesses(canaries: int, guesses: int, right: int, delta: float, e
     return low
 
 
-def _probability_of_guesses(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return a bound of the probability of ``right`` or more right guesses, if training is (eps, delta)-DP."""
+def _guesses_probability(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+    """Return a bound of the probability of ``correct`` or more right guesses, if training is (eps, delta)-DP."""
     from scipy.stats import binom
 
     chance = 1 / (1 + math.exp(-epsilon))
-    beyond = float(binom.sf(right - 1, guesses, chance))
-    if delta == 0.0 or right == 0:
-        return beyond
-    fewer = np.arange(1, right + 1)
-    further = float((np.cumsum(binom.pmf(right - fewer, guesses, chance)) / fewer).max())
-    return min(beyond + 2 * canaries * delta * further, 1.0)
+    tail = float(binom.sf(correct - 1, guesses, chance))
+    if delta == 0.0 or correct == 0:
+        return tail
+    fewer = np.arange(1, correct + 1)
+    further = float((np.cumsum(binom.pmf(correct - fewer, guesses, chance)) / fewer).max())
+    return min(tail + 2 * canaries * delta * further, 1.0)

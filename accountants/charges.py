@@ -83,10 +83,10 @@ def composed_epsilon(numbers: Mapping[float, int], delta: float) -> float:
 
 @lru_cache(maxsize=16)  # An allocation and its release ask for the same.
 def _composed_epsilon(numbers: tuple[tuple[float, int], ...], delta: float) -> float:
-    first, *others = (
+    first, *further = (
         guarantee(randomised_response(math.nextafter(epsilon, math.inf))).repeat(number) for epsilon, number in numbers
     )
-    return float(first.compose(*others).epsilon(delta))
+    return float(first.compose(*further).epsilon(delta))
 
 
 @proven("filters#proof")
@@ -109,8 +109,8 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
     if 0 < delta < 1 and len(tables) <= _MAX_TABLES and all(map(_is_composable, tables)):
         numbers = (np.bincount(certificate.table_index) * count).tolist()
         with suppress(ValueError, OverflowError):  # as in repeated_bound
-            near_gaussian = _gaussian_bound(tables, numbers, delta)
-            bounds.append(_composed_bound(tables, numbers, delta) if near_gaussian is None else near_gaussian)
+            gaussian_bound = _gaussian_bound(tables, numbers, delta)
+            bounds.append(_composed_bound(tables, numbers, delta) if gaussian_bound is None else gaussian_bound)
     if claims.delta == 0 < delta < 1:
         epsilons, numbers = np.unique(certificate.epsilon, return_counts=True)
         if len(epsilons) <= _MAX_TABLES:
@@ -151,12 +151,12 @@ def _gaussian_bound(tables: Sequence[NoiseCertificate], numbers: Sequence[int], 
         distance += number * tau
     mu = math.nextafter(math.nextafter(math.sqrt(square), math.inf), math.inf)
     noise = guarantee(Additive(Gaussian(1.0), mu))
-    most = 1.001 * noise.epsilon(_float_at_most(delta))
-    rest = delta - distance * (1 + Fraction(math.exp(most) * (1 + 1e-12)))
-    if rest <= 0:
+    max_epsilon = 1.001 * noise.epsilon(_float_at_most(delta))
+    remaining_delta = delta - distance * (1 + Fraction(math.exp(max_epsilon) * (1 + 1e-12)))
+    if remaining_delta <= 0:
         return None
-    epsilon = noise.epsilon(_float_at_most(rest))
-    return Fraction(epsilon) if epsilon <= most else None
+    epsilon = noise.epsilon(_float_at_most(remaining_delta))
+    return Fraction(epsilon) if epsilon <= max_epsilon else None
 
 
 def _is_composable(certificate: Any) -> bool:

@@ -68,10 +68,13 @@ def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None
         >>> compare(less, more, [0.0, 1.0, 2.0]).verdict
         'first'
     """
-    far = 0.0 if epsilon is not None else min(50.0, max(one.bracket(delta=_MIN_DELTA)[1] for one in (first, second)))
-    points = np.linspace(0.0, far, _POINTS) if epsilon is None else np.asarray(epsilon, np.float64)
+    if epsilon is None:
+        last = max(guarantee.bracket(delta=_MIN_DELTA)[1] for guarantee in (first, second))
+        points = np.linspace(0.0, min(50.0, last), _POINTS)
+    else:
+        points = np.asarray(epsilon, np.float64)
     checks.within("epsilon", points, 0.0, np.inf)
     if points.ndim != 1 or not len(points) or not np.all(np.diff(points) > 0):
         raise ValueError(f"epsilon: {epsilon!r}; one or more increasing numbers are needed")
-    columns = [np.array([one.bracket(epsilon=eps) for eps in points.tolist()]).T for one in (first, second)]
+    columns = [np.array([guarantee.bracket(epsilon=eps) for eps in points.tolist()]).T for guarantee in (first, second)]
     return Comparison(points, *((low, high) for low, high in columns))

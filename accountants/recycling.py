@@ -40,7 +40,7 @@ __all__ = [
 
 _NODES, _WEIGHTS = GAUSS_LEGENDRE
 # The quantiles around which the mass of a tail changes fast, on the scale of the next one.
-_SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
+_QUANTILES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 
 
 def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
@@ -75,9 +75,9 @@ def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> 
     xp = namespace(theta, sampling_noise, *jax.tree.leaves(noise))
     sampled = sampling_noise > 0
     s = xp.where(sampled, sampling_noise, 1.0)
-    bends = xp.concatenate([xp.asarray(noise.knots), noise.icdf(_SHARES), noise.isf(_SHARES[:-1])])
-    places = xp.concatenate([theta - bends, -theta - bends]) / s
-    ends = xp.sort(xp.concatenate([xp.clip(places, -9.0, 9.0), xp.linspace(-9.0, 9.0, 13)]))
+    bends = xp.concatenate([xp.asarray(noise.knots), noise.icdf(_QUANTILES), noise.isf(_QUANTILES[:-1])])
+    knots = xp.concatenate([theta - bends, -theta - bends]) / s
+    ends = xp.sort(xp.concatenate([xp.clip(knots, -9.0, 9.0), xp.linspace(-9.0, 9.0, 13)]))
     width = xp.diff(ends)
     t = ends[:-1, None] + width[:, None] * cast_like(_NODES, ends)
     mass = noise.mass(-theta - s * t, theta - s * t)

@@ -128,7 +128,7 @@ class Risks(abc.ABC):
         """
         if self._is_traced(alpha):
             return self.estimate_trade_off(alpha)
-        return self._each("alpha", alpha, lambda at: self._curve_point(at).error[0])
+        return self._bound_each("alpha", alpha, lambda value: self._curve_point(value).error[0])
 
     @partial(in_64_bits, computes_on_host=True)
     def estimate_trade_off(self, alpha: Real) -> Real:
@@ -139,20 +139,20 @@ class Risks(abc.ABC):
         checks.within("alpha", alpha, 0.0, 1.0)
         xp = namespace(alpha, *jax.tree.leaves(self.terms if self._is_traced() else ()))
         alpha = xp.asarray(alpha, float)
-        still, at = jax.tree.map(without_derivative, self), xp.asarray(without_derivative(alpha))
-        eps, delta = _grid(still, xp)
-        eps, height = xp.broadcast_to(eps, (*at.shape, len(eps))), _line(eps, delta, at[..., None])
+        frozen, frozen_alpha = jax.tree.map(without_derivative, self), xp.asarray(without_derivative(alpha))
+        eps, delta = _grid(frozen, xp)
+        eps, height = xp.broadcast_to(eps, (*frozen_alpha.shape, len(eps))), _line(eps, delta, frozen_alpha[..., None])
         for _ in range(_ZOOMS):
             low, _, high = _around_best(eps, height)
             eps = low + (high - low) * np.linspace(0.0, 1.0, _ZOOM_POINTS)
-            height = _line(eps, still.estimate_delta(xp.abs(eps)), at[..., None])
+            height = _line(eps, frozen.estimate_delta(xp.abs(eps)), frozen_alpha[..., None])
         # The top of the parabola through the best three points.
-        places, heights = (_around_best(each, height) for each in (eps, height))
+        best_eps, heights = (_around_best(values, height) for values in (eps, height))
         rise, fall = heights[1] - heights[0], heights[1] - heights[2]
         step = (rise - fall) / xp.maximum(rise + fall, np.finfo(np.float32).tiny) / 2
-        place = (places[1] + xp.clip(step, -1.0, 1.0) * (places[2] - places[0]) / 2)[..., 0]
-        place = without_derivative(place)
-        value = xp.clip(_line(place, self.estimate_delta(xp.abs(place)), alpha), 0.0, 1 - alpha)
+        top_eps = (best_eps[1] + xp.clip(step, -1.0, 1.0) * (best_eps[2] - best_eps[0]) / 2)[..., 0]
+        top_eps = without_derivative(top_eps)
+        value = xp.clip(_line(top_eps, self.estimate_delta(xp.abs(top_eps)), alpha), 0.0, 1 - alpha)
         return float_if_scalar(value) if xp is np else value
 
     def true_positive_rate(self, false_positive_rate: Real) -> Any:
@@ -165,7 +165,8 @@ class Risks(abc.ABC):
         """
         if self._is_traced(false_positive_rate):
             return 1 - self.estimate_trade_off(false_positive_rate)
-        return self._each("false_positive_rate", false_positive_rate, lambda at: self._curve_point(at).power[1])
+        name, rates = "false_positive_rate", false_positive_rate
+        return self._bound_each(name, rates, lambda rate: self._curve_point(rate).power[1])
 
     def advantage(self) -> float:
         """Return the largest true positive rate minus false positive rate of an attack: its advantage over a coin.
@@ -204,8 +205,8 @@ class Risks(abc.ABC):
         except ConvergenceError:
             eps = xp.zeros_like(targets)
         target = targets[xp.argmin(eps - xp.log1p(-targets / without_derivative(delta)))]
-        share = without_derivative(target / delta)
-        return self.epsilon(delta * share) - xp.log1p(-share)
+        fraction = without_derivative(target / delta)
+        return self.epsilon(delta * fraction) - xp.log1p(-fraction)
 
     def posterior(self, prior: Real, delta: float = 0.0) -> Real:
         """Return the largest belief in an input after the release, but with probability delta.
@@ -253,8 +254,8 @@ class Risks(abc.ABC):
         if math.isinf(mu):  # No test has errors: the inputs are never confused.
             return GaussianFit(mu, 0.0)
         eps = np.linspace(0.0, mu * (mu / 2 - float(ndtri(np.float64(smallest)))), _COMPARED_POINTS)
-        gaussian, own = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
-        distances = (gaussian - own) / (1 + np.exp(np.minimum(eps, MAX_EXPONENT)))
+        gaussian, profile = _gaussian_delta(mu, eps), np.asarray(self.estimate_delta(eps))
+        distances = (gaussian - profile) / (1 + np.exp(np.minimum(eps, MAX_EXPONENT)))
         return GaussianFit(mu, float(np.max(distances, initial=0.0)))
 
     def report(self, delta: float = 1e-6) -> RiskReport:
@@ -272,12 +273,12 @@ class Risks(abc.ABC):
         self._check_proven()
         return RiskReport(self, delta)
 
-    def _each(self, name: str, at: Real, bound: Callable[[float], float]) -> Real:
-        checks.within(name, at, 0.0, 1.0)
+    def _bound_each(self, name: str, values: Real, bound: Callable[[float], float]) -> Real:
+        checks.within(name, values, 0.0, 1.0)
         self._check_proven()
-        values = np.asarray(at, np.float64)
+        values = np.asarray(values, np.float64)
         return float_if_scalar(
-            np.array([bound(float(each)) for each in values.ravel()], np.float64).reshape(values.shape)
+            np.array([bound(float(value)) for value in values.ravel()], np.float64).reshape(values.shape)
         )
 
 
@@ -313,14 +314,14 @@ class RiskReport:
 
     def __str__(self) -> str:
         numbers = self._numbers
-        right = (1 + numbers["advantage"]) / 2
+        success = (1 + numbers["advantage"]) / 2
         budget = f"({_rounded_up(numbers['epsilon'], 4)}, {self.delta:g})"
         lines = [
             f"Neighbours: {numbers['neighbouring']}.",
             f"The release is {budget}-DP. Every number is an upper bound, for attackers who know everything else.",
             "",
             f"An attacker who decides between two neighbouring inputs, each true with probability 50 %, is right in "
-            f"{_percent(right)} of cases.",
+            f"{_percent(success)} of cases.",
             "",
             "The probability that an attacker gives to one of two neighbouring inputs, before and after the release (a",
             f"larger one after it has probability {self.delta:g}):",
@@ -355,8 +356,8 @@ class RiskReport:
         figure.savefig(Path(path), dpi=120)
 
 
-def _percent(share: float) -> str:
-    return f"{_rounded_up(100 * share, 3)} %"
+def _percent(fraction: float) -> str:
+    return f"{_rounded_up(100 * fraction, 3)} %"
 
 
 def _rounded_up(value: float, digits: int) -> str:
@@ -366,7 +367,7 @@ def _rounded_up(value: float, digits: int) -> str:
 def plot_trade_off(guarantee: Risks, axes: Axes) -> None:
     """Plot both ends of the trade-off curve, and the curve of releases without information."""
     alpha = np.append(np.geomspace(1e-3, 0.02, 8), np.linspace(0.02, 0.5, 20)[1:])
-    low, high = np.transpose([guarantee._curve_point(float(at)).error for at in alpha])
+    low, high = np.transpose([guarantee._curve_point(float(point)).error for point in alpha])
     # The curve is its own inverse: its points are also those of large errors.
     order = np.argsort(np.append(alpha, low))
     axes.plot(np.append(alpha, low)[order], np.append(low, alpha)[order], color="C0", label="no test does better")
@@ -420,10 +421,10 @@ def _least_mu(guarantee: Risks, smallest: float) -> float:
     eps = np.linspace(0.0, last, _LINES)
     delta = np.asarray(guarantee.estimate_delta(eps))
     lines = np.arange(_LINES)
-    enough = _mu_above(eps, delta, smallest) * (1 + _MU_WIDTH)
+    allowed_mu = _mu_above(eps, delta, smallest) * (1 + _MU_WIDTH)
     for index in range(1, _LINES - 1):
         fewer = lines[lines != index]
-        if _mu_above(eps[fewer], delta[fewer], smallest) <= enough:
+        if _mu_above(eps[fewer], delta[fewer], smallest) <= allowed_mu:
             lines = fewer
     eps = eps[lines]
     return _mu_above(eps, np.asarray(guarantee.delta(eps)), smallest) * (1 + _ROUNDING)

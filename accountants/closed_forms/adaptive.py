@@ -37,6 +37,8 @@ from dpkernels import checks
 from dpkernels.numerics import Boolean, Real, RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
+# Tables of delta, by how the supremum is taken, and by the order of the mechanisms.
+_Tables = dict[tuple[Callable[..., RealArray], tuple[str, ...]], RealArray]
 # Cells of the grid on eps0. Doubling their number makes bounds four times closer, and takes four times longer.
 _CELLS = 512
 _ROUNDING = 4e-15  # A bound, times 1 - E, on the rounding error of one step of the recursion in float64.
@@ -56,7 +58,7 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Real, *, 
         return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
     checks.positive("epsilon0", epsilon0)
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    return _traced_delta(_kinds(order), epsilon0, epsilon, checks.integer_in("cells", cells, 2, 10**5))
+    return _traced_delta(_parse_order(order), epsilon0, epsilon, checks.integer_in("cells", cells, 2, 10**5))
 
 
 def adaptive_bracket(
@@ -69,7 +71,7 @@ def adaptive_bracket(
     give bounds four times as close, in four times the time. This error is absolute: a tiny delta is only known to be of
     that size.
     """
-    return _bracket(_kinds(order), epsilon0, epsilon, cells, {})
+    return _bracket(_parse_order(order), epsilon0, epsilon, cells, {})
 
 
 def ordering_table(
@@ -86,8 +88,9 @@ def ordering_table(
     """
     k = checks.integer_in("k", k, 1, 20)
     m = checks.integer_in("bounded_range", bounded_range, 0, k)
-    tables: dict[tuple[Callable[..., RealArray], tuple[str, ...]], RealArray] = {}
-    orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
+    tables: _Tables = {}
+    positions = combinations(range(k), m)
+    orders = [tuple("BR" if index in chosen else "DP" for index in range(k)) for chosen in positions]
     brackets = {",".join(order): _bracket(order, epsilon0, epsilon, cells, tables) for order in orders}
     return dict(sorted(brackets.items(), key=lambda item: -float(item[1].upper)))
 
@@ -111,7 +114,7 @@ class _Grid:
         size = (count + 1) * self.cells
         return self.xp.arange(-size, size + 1) * self.h
 
-    def known(self, count: int) -> RealArray:
+    def initial(self, count: int) -> RealArray:
         """Return [1 - e^x]_+ at the nodes: delta of no mechanism, and of any mechanism beyond all its losses."""
         x = self.nodes(count)
         return -self.xp.expm1(self.xp.where(x < 0, x, 0.0))
@@ -122,7 +125,7 @@ def _bracket(
     epsilon0: Real,
     epsilon: Real,
     cells: int,
-    tables: dict[tuple[Callable[..., Any], tuple[str, ...]], Any],
+    tables: _Tables,
 ) -> AdaptiveBounds:
     checks.positive("epsilon0", epsilon0)
     grid = _Grid(checks.number("epsilon0", epsilon0), checks.integer_in("cells", cells, 2, 10**5))
@@ -142,13 +145,13 @@ def _table(
     grid: _Grid,
     order: tuple[str, ...],
     supremum: Callable[..., RealArray],
-    tables: dict[tuple[Callable[..., Any], tuple[str, ...]], Any],
-) -> Any:
+    tables: _Tables,
+) -> RealArray:
     """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``.
 
     ``supremum``, over the t of one BR mechanism, maps a table to its values at the nodes at least eps0 from its ends.
     """
-    xp, cached = grid.xp, grid.known(len(order))
+    xp, cached = grid.xp, grid.initial(len(order))
     if not order:
         return cached
     if (supremum, order) not in tables:
@@ -169,31 +172,31 @@ def _response(grid: _Grid, values: RealArray) -> RealArray:
 
 
 def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
-    N, inside = grid.cells, len(values) - 2 * grid.cells
-    best = np.zeros(inside)
+    N, count = grid.cells, len(values) - 2 * grid.cells
+    best = np.zeros(count)
     for j in range(N + 1):
         q = np.expm1((j - N) * grid.h) / np.expm1(-grid.epsilon0)
-        np.maximum(best, q * values[N - j :][:inside] + (1 - q) * values[2 * N - j :][:inside], out=best)
+        np.maximum(best, q * values[N - j :][:count] + (1 - q) * values[2 * N - j :][:count], out=best)
     return best
 
 
 def _on_chords(grid: _Grid, values: RealArray) -> RealArray:
     """Return the supremum over all t, with chords in place of the function; JAX finds the best cell first."""
-    xp, N, inside = grid.xp, grid.cells, len(values) - 2 * grid.cells
+    xp, N, count = grid.xp, grid.cells, len(values) - 2 * grid.cells
     S = xp.diff(values) / -xp.expm1(-grid.h)  # The chord's slope times y at its right end.
     A = values[1:] - S
     if xp is np:
-        best = np.zeros(inside)
+        best = np.zeros(count)
         for j in range(N):
             np.maximum(best, _in_cell(grid, A, S, j), out=best)
         return best
-    epsilon0, still_A, still_S = jax.lax.stop_gradient((grid.epsilon0, A, S))
+    epsilon0, frozen_A, frozen_S = jax.lax.stop_gradient((grid.epsilon0, A, S))
 
     def better(j: Array, best: tuple[Real, Real]) -> tuple[Real, Real]:
-        value = _in_cell(_Grid(epsilon0, N), still_A, still_S, j)
+        value = _in_cell(_Grid(epsilon0, N), frozen_A, frozen_S, j)
         return jnp.maximum(best[0], value), jnp.where(value > best[0], j, best[1])
 
-    start = jnp.full(inside, -jnp.inf, values.dtype), jnp.zeros(inside, int)
+    start = jnp.full(count, -jnp.inf, values.dtype), jnp.zeros(count, int)
     return _in_cell(grid, A, S, jax.lax.fori_loop(0, N, better, start)[1])
 
 
@@ -206,11 +209,11 @@ def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Real) -> RealArray:
 
     where A > A1 and S < E S1 < 0, so that v = sqrt((E S1 - S)/(K (A - A1))) is best, or the end nearest to it.
     """
-    xp, N, inside = grid.xp, grid.cells, len(A) + 1 - 2 * grid.cells
+    xp, N, count = grid.xp, grid.cells, len(A) + 1 - 2 * grid.cells
 
     def chord(start: Real) -> tuple[Real, Real]:
-        at = slice(start, start + inside) if xp is np else start + xp.arange(inside)
-        return A[at], S[at]
+        nodes = slice(start, start + count) if xp is np else start + xp.arange(count)
+        return A[nodes], S[nodes]
 
     (A0, S0), (A1, S1) = chord(N - j - 1), chord(2 * N - j - 1)
     E, K = xp.exp(-grid.epsilon0), xp.exp((j - N) * grid.h)
@@ -222,16 +225,16 @@ def _in_cell(grid: _Grid, A: RealArray, S: RealArray, j: Real) -> RealArray:
 
 def _read(grid: _Grid, upper: RealArray, epsilon: RealArray) -> RealArray:
     """Return the upper bound on the chord between two nodes; 0 beyond all losses."""
-    i, y, beyond = _between(grid, upper, epsilon)
-    return grid.xp.where(beyond, 0.0, upper[i] + y * (upper[i + 1] - upper[i]))
+    i, y, is_zero = _between(grid, upper, epsilon)
+    return grid.xp.where(is_zero, 0.0, upper[i] + y * (upper[i + 1] - upper[i]))
 
 
-def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+def _read_below(grid: _Grid, lower: RealArray, upper: RealArray, epsilon: np.ndarray) -> np.ndarray:
     """Return a lower bound by convexity: beyond a lower bound, a chord from it to an upper bound stays below."""
-    i, y, beyond = _between(grid, lower, epsilon)
-    left = lower[i] + y * np.exp(grid.h) * (lower[i] - upper[i - 1])
-    right = lower[i + 1] + (1 - y) * np.exp(-grid.h) * (lower[i + 1] - upper[i + 2])
-    return np.where(beyond, 0.0, np.maximum(np.maximum(np.maximum(left, right), lower[i + 1]), 0.0))
+    i, y, is_zero = _between(grid, lower, epsilon)
+    from_left = lower[i] + y * np.exp(grid.h) * (lower[i] - upper[i - 1])
+    from_right = lower[i + 1] + (1 - y) * np.exp(-grid.h) * (lower[i + 1] - upper[i + 2])
+    return np.where(is_zero, 0.0, np.maximum(np.maximum(np.maximum(from_left, from_right), lower[i + 1]), 0.0))
 
 
 def _between(grid: _Grid, table: RealArray, epsilon: Real) -> tuple[RealArray, RealArray, Boolean]:
@@ -243,7 +246,7 @@ def _between(grid: _Grid, table: RealArray, epsilon: Real) -> tuple[RealArray, R
     return i, y, epsilon >= count * grid.epsilon0
 
 
-def _kinds(order: str | Iterable[str]) -> tuple[str, ...]:
+def _parse_order(order: str | Iterable[str]) -> tuple[str, ...]:
     kinds: Sequence[str] = order.replace(",", " ").split() if isinstance(order, str) else list(order)
     for kind in kinds:
         checks.one_of("order", kind, KINDS)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from accountants.closed_forms import pure as pure_composition
 from accountants.closed_forms.pure import grid_delta, grid_epsilon, numbers, pure_losses
@@ -45,7 +45,7 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
     Derivatives are those at the best t held fixed (envelope theorem). Adaptive choices can be worse.
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    return _each(_mixed_delta, epsilon0, bounded_range, pure, epsilon)
+    return _map_entries(_mixed_delta, epsilon0, bounded_range, pure, epsilon)
 
 
 def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) -> Real:
@@ -56,7 +56,7 @@ def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) ->
     bisection backs it.
     """
     checks.below_one("delta", delta)
-    return _each(_mixed_epsilon, epsilon0, bounded_range, pure, delta)
+    return _map_entries(_mixed_epsilon, epsilon0, bounded_range, pure, delta)
 
 
 def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
@@ -76,8 +76,8 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
     eps0, alpha = numbers(epsilon0, order)
     xp = namespace(eps0, alpha)
     finite = xp.isfinite(alpha)
-    rest = (xp.where(finite, alpha, 2.0) - 1) * eps0
-    slopes = _mean_slope(rest, eps0) + _mean_slope(eps0, rest)
+    width = (xp.where(finite, alpha, 2.0) - 1) * eps0
+    slopes = _mean_slope(width, eps0) + _mean_slope(eps0, width)
     return xp.where(finite, eps0 * slopes, eps0)[()]
 
 
@@ -85,32 +85,35 @@ def _mean_slope(z: Real, width: Real) -> Real:
     """Return (g(z + width) - g(z))/width; by Gauss-Legendre for short widths, with an error below 1e-15 at 6."""
     xp = namespace(z, width)
     short = width < 6
-    near = (_slope(xp.expand_dims(z, -1) + xp.expand_dims(xp.where(short, width, 1.0), -1) * _NODES) * _WEIGHTS).sum(-1)
+    nodes = xp.expand_dims(z, -1) + xp.expand_dims(xp.where(short, width, 1.0), -1) * _NODES
+    by_quadrature = (_slope(nodes) * _WEIGHTS).sum(-1)
     w, z = xp.where(short, 6.0, width), xp.maximum(z, 1e-30)
-    far = 0.5 + (xp.log(xp.expm1(-z - w) / xp.expm1(-z)) - xp.log1p(w / z)) / w
-    return xp.where(short, near, far)
+    closed = 0.5 + (xp.log(xp.expm1(-z - w) / xp.expm1(-z)) - xp.log1p(w / z)) / w
+    return xp.where(short, by_quadrature, closed)
 
 
 def _slope(z: Real) -> Real:
     """Return g'(z) = coth(z/2)/2 - 1/z; by Lambert's continued fraction where that would cancel."""
     xp = namespace(z)
-    near = z < 2
-    x = xp.where(near, z, 1.0) / 2
+    is_small = z < 2
+    x = xp.where(is_small, z, 1.0) / 2
     fraction = 21.0
     for odd in range(19, 1, -2):
         fraction = odd + x**2 / fraction
-    far = xp.where(near, 2.0, z)
-    return xp.where(near, x / fraction / 2, 0.5 / xp.tanh(far / 2) - 1 / far)
+    large_z = xp.where(is_small, 2.0, z)
+    return xp.where(is_small, x / fraction / 2, 0.5 / xp.tanh(large_z / 2) - 1 / large_z)
 
 
-def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) -> tuple[Real, Real, Real]:
+def _mix_losses(
+    m: int, n: int, eps0: RealArray, t: RealArray, gap: RealArray | None = None
+) -> tuple[RealArray, RealArray, RealArray]:
     """Return top, step and mass of the loss of the mix, with the BR mechanisms at t, which is a gap below eps0."""
     xp = namespace(eps0, t)
     mass = xp.convolve(_binomial(m, eps0, t, eps0 - t if gap is None else gap), _doubled(pure_losses(eps0, n)[2]))
     return m * t + n * eps0, eps0, mass
 
 
-def _binomial(m: int, eps0: Real, t: Any, gap: Real) -> RealArray:
+def _binomial(m: int, eps0: RealArray, t: RealArray, gap: RealArray) -> RealArray:
     """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0 = -gap."""
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
@@ -122,12 +125,12 @@ def _binomial(m: int, eps0: Real, t: Any, gap: Real) -> RealArray:
     return xp.exp(sum(logs[1:], logs[0])) * (1 + _UNITS * xp.finfo(t.dtype).eps * (1 + m + size))
 
 
-def _doubled(mass: Real) -> Real:
+def _doubled(mass: RealArray) -> RealArray:
     xp = namespace(mass)
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
-def _best_t(m: int, n: int, eps0: Real, eps: Real) -> tuple[Real, Real, Real]:
+def _best_t(m: int, n: int, eps0: RealArray, eps: RealArray) -> tuple[RealArray, RealArray, RealArray]:
     """Return t_l of Theorem 3's best l, eps0 - t_l, and l, for numbers, without derivative.
 
     The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], with the sums B and C of 2 J.
@@ -139,29 +142,29 @@ def _best_t(m: int, n: int, eps0: Real, eps: Real) -> tuple[Real, Real, Real]:
     high, low = pure_composition.split(eps0)
     t = ((eps + (l + 1 - n) * high) + (l + 1 - n) * low) / (m + 1)
     gap = (((m + n - l) * high - eps) + (m + n - l) * low) / (m + 1)
-    inside = (t > 0) & (gap > 0)
-    t, gap = xp.where(inside, t, eps0 / 2), xp.where(inside, gap, eps0 / 2)
+    is_valid = (t > 0) & (gap > 0)
+    t, gap = xp.where(is_valid, t, eps0 / 2), xp.where(is_valid, gap, eps0 / 2)
     sums = pure_composition.grid_sums(xp.pad(_doubled(pure_losses(eps0, n)[2]), (1, max(0, m - n) + 2)), eps0)
-    at = xp.clip(l[:, None] - np.arange(m + 1) + 1, 0, None)
+    index = xp.clip(l[:, None] - np.arange(m + 1) + 1, 0, None)
     weight = _binomial(m, eps0, t, gap)
-    B, C = ((weight * some[at]).sum(-1) for some in sums)
-    best = xp.argmax(xp.where(inside, -xp.expm1(-gap) * B + C, -1.0))
+    B, C = ((weight * sums_of_l[index]).sum(-1) for sums_of_l in sums)
+    best = xp.argmax(xp.where(is_valid, -xp.expm1(-gap) * B + C, -1.0))
     return t[best], gap[best], l[best]
 
 
-def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
+def _mixed_delta(m: int, n: int, eps0: RealArray, eps: RealArray) -> Real:
     if m == 0:
         return pure_composition.upper_delta(eps, (eps0, n, pure_losses(eps0, n)))
     eps = namespace(eps0, eps).minimum(eps, (m + n + 1) * eps0)  # Above all losses; differences of infinities are NaN.
-    still, at = without_derivative((eps0, eps))
-    t, gap, l = _best_t(m, n, still, at)  # noqa: E741
+    frozen_eps0, frozen_eps = without_derivative((eps0, eps))
+    t, gap, l = _best_t(m, n, frozen_eps0, frozen_eps)  # noqa: E741
 
     def excess(s: Real, eps: Real) -> Real:
         """Return the loss minus eps, with the derivative at t held fixed."""
         moving = (n - s) * eps0 - eps
-        return gap + (l - s) * still + (moving - without_derivative(moving))
+        return gap + (l - s) * frozen_eps0 + (moving - without_derivative(moving))
 
-    delta = grid_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
+    delta = grid_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - frozen_eps0)), eps, excess)
     xp = namespace(delta)
     return xp.minimum(delta * (1 + 8 * xp.finfo(delta.dtype).eps), 1.0)
 
@@ -180,7 +183,7 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
     xp = namespace(eps0, delta)
     tolerance = np.finfo(eps0.dtype).eps ** 0.7
 
-    def eps_at(t: Real) -> Real:
+    def epsilon(t: RealArray) -> RealArray:
         return grid_epsilon(*_mix_losses(m, n, eps0, t), delta)
 
     def unfinished(state: PyTree) -> Boolean:
@@ -192,28 +195,30 @@ def _worst_t(m: int, n: int, eps0: RealArray, delta: RealArray) -> RealArray:
         step, t, low, high, _ = state
         x = xp.where(step < 8, low, (low + high) / 2)
         new, _, _ = _best_t(m, n, eps0, x)
-        new_eps = eps_at(new)
-        better, below = new_eps > low, new_eps < x
+        new_eps = epsilon(new)
+        better, is_past = new_eps > low, new_eps < x
         gain = xp.where(step < 8, new_eps - low, (high - low) / 2)
-        return step + 1, xp.where(better, new, t), xp.where(better, new_eps, low), xp.where(below, x, high), gain
+        return step + 1, xp.where(better, new, t), xp.where(better, new_eps, low), xp.where(is_past, x, high), gain
 
-    half = eps0 / 2
-    return while_loop(unfinished, onwards, (0, half, eps_at(half), (m + n) * eps0, eps0))[1]
+    start = eps0 / 2
+    return while_loop(unfinished, onwards, (0, start, epsilon(start), (m + n) * eps0, eps0))[1]
 
 
-def _each(function: Callable[..., Real], epsilon0: Real, bounded_range: int, pure: Real, values: Any) -> RealArray:
+def _map_entries(
+    function: Callable[..., Real], epsilon0: Real, bounded_range: int, pure: Real, values: Real
+) -> RealArray:
     m = checks.integer_in("bounded_range", bounded_range, 0, 4000)
     n = checks.integer_in("pure", pure, 0, pure_composition.MAX_MECHANISMS)
     checks.positive("epsilon0", epsilon0)
-    eps0, values = numbers(epsilon0, values)
-    xp = namespace(eps0, values)
-    eps0, values = xp.broadcast_arrays(eps0, values)
+    eps0, points = numbers(epsilon0, values)
+    xp = namespace(eps0, points)
+    eps0, points = xp.broadcast_arrays(eps0, points)
     if xp is jnp:
-        return _mapped(function, m, n, eps0.ravel(), values.ravel()).reshape(eps0.shape)
-    pairs = zip(eps0.ravel(), values.ravel(), strict=True)
-    return np.array([function(m, n, *both) for both in pairs], float).reshape(eps0.shape)[()]
+        return _map_traced(function, m, n, eps0.ravel(), points.ravel()).reshape(eps0.shape)
+    pairs = zip(eps0.ravel(), points.ravel(), strict=True)
+    return np.array([function(m, n, *pair) for pair in pairs], float).reshape(eps0.shape)[()]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _mapped(function: Callable[..., Real], m: int, n: int, eps0: Real, values: Real) -> Any:
-    return jax.lax.map(lambda both: function(m, n, *both), (eps0, values))
+def _map_traced(function: Callable[..., Real], m: int, n: int, eps0: Real, values: Real) -> Array:
+    return jax.lax.map(lambda pair: function(m, n, *pair), (eps0, values))

@@ -118,8 +118,9 @@ class Concentrated:
         return (np.asarray(delta, float) - self.leak) / (1 - np.asarray(self.leak))
 
     def epsilon(self, delta: Real) -> Real:
-        rest = self.rest(delta)
-        return np.where(rest > 0, best_epsilon(self.rho, np.where(rest > 0, rest, 0.5)), np.inf)
+        covered_delta = self.rest(delta)
+        is_possible = covered_delta > 0
+        return np.where(is_possible, best_epsilon(self.rho, np.where(is_possible, covered_delta, 0.5)), np.inf)
 
     def delta(self, epsilon: Real) -> Real:
         return self.leak + (1 - np.asarray(self.leak)) * best_delta(self.rho, epsilon)
@@ -157,17 +158,17 @@ def setwise_concentrated_delta(rhos: Iterable[Real], epsilon: Real) -> Real:
 
     Each rho_i may be spent once. To set a budget take ``best_delta``, which is smaller by a factor of about 2.5.
     """
-    each = [float(checks.number("rhos", rho)) for rho in rhos]
-    _budget(np.array(each), "rhos")
-    total = math.fsum(each)
+    rho_list = [float(checks.number("rhos", rho)) for rho in rhos]
+    _budget(np.array(rho_list), "rhos")
+    total = math.fsum(rho_list)
     checks.within("epsilon", epsilon, total, np.finfo(float).max)
     if total == 0:
         return np.zeros(np.shape(epsilon))[()]
     # A larger rho has a larger delta: this one is not below the sum.
     rho = np.nextafter(total, np.inf)
-    over = np.maximum(np.asarray(epsilon, float) - rho, 0.0)
-    y = 1 + over / (2 * rho)
-    tail = np.exp(-(over**2 / (4 * rho)) * (1 - 2.0**-48))
+    excess = np.maximum(np.asarray(epsilon, float) - rho, 0.0)
+    y = 1 + excess / (2 * rho)
+    tail = np.exp(-(excess**2 / (4 * rho)) * (1 - 2.0**-48))
     # The third term is below the other two, and below 1, as y is at least 1.
     return np.minimum(tail * 2 / (y + np.sqrt(y**2 + 4 / (np.pi * rho))) * (1 + 2.0**-48), 1.0)[()]
 

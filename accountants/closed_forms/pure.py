@@ -45,7 +45,7 @@ def pure_delta(epsilon0: Real, k: Real, epsilon: Real) -> RealArray:
     return upper_delta(eps, (eps0, np.asarray(k), pure_losses(eps0, k)))[()]
 
 
-def upper_delta(eps: Real, parameters: tuple[Real, Real, tuple[Real, Real, Real]]) -> RealArray:
+def upper_delta(eps: Real, parameters: tuple[Real, Real, tuple[Real, Real, RealArray]]) -> RealArray:
     """Return the profile at eps of (eps0, k, ``pure_losses``), an upper bound: products (k - 2 s) eps0 are exact."""
     eps0, k, (top, step, mass) = parameters
     xp = namespace(eps0, eps)
@@ -79,30 +79,30 @@ def pure_level(eps0: Real, k: Real) -> RealArray:
     return top + xp.where(rounded_down, xp.nextafter(start, xp.inf + 0 * start) - start, 0.0)
 
 
-def pure_losses(eps0: Any, k: Any) -> tuple[Real, Real, Real]:
+def pure_losses(eps0: RealArray, k: Real) -> tuple[RealArray, RealArray, RealArray]:
     """Return top, step and mass of the loss of k randomised responses (see the module), masses rounded upwards."""
     checks.positive("epsilon0", eps0)
-    k, log_ways_of_j = _counts(k)
-    xp = namespace(eps0)
-    k, log_ways_of_j, j = (
-        xp.asarray(value, eps0.dtype) for value in (k, log_ways_of_j, np.arange(log_ways_of_j.shape[-1]))
-    )
-    each, times = eps0[..., None], k[..., None]
-    mass = xp.exp(log_ways_of_j - times * xp.log1p(xp.exp(-each)) - j * each)
-    size = times + j * without_derivative(each)
-    return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (4 + size))
+    counts, log_ways_of_j = _counts(k)
+    xp, j = namespace(eps0), np.arange(log_ways_of_j.shape[-1])
+    counts, log_ways_of_j, j = (xp.asarray(value, eps0.dtype) for value in (counts, log_ways_of_j, j))
+    level, count = eps0[..., None], counts[..., None]
+    mass = xp.exp(log_ways_of_j - count * xp.log1p(xp.exp(-level)) - j * level)
+    size = count + j * without_derivative(level)
+    return counts * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (4 + size))
 
 
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     k = np.asarray(k)
-    each = [checks.integer_in("k", value, 0, MAX_MECHANISMS) for value in k.ravel().tolist()]
-    log_ways_of_j = np.full((len(each), max(each, default=0) + 1), -np.inf)
-    for row, value in zip(log_ways_of_j, each, strict=True):
+    counts = [checks.integer_in("k", value, 0, MAX_MECHANISMS) for value in k.ravel().tolist()]
+    log_ways_of_j = np.full((len(counts), max(counts, default=0) + 1), -np.inf)
+    for row, value in zip(log_ways_of_j, counts, strict=True):
         row[: value + 1] = log_ways(value)
     return k, log_ways_of_j.reshape(*k.shape, log_ways_of_j.shape[-1])
 
 
-def grid_delta(top: Real, step: Real, mass: Any, epsilon: Real, excess: Callable[[Real, Real], Real]) -> Any:
+def grid_delta(
+    top: Real, step: Real, mass: RealArray, epsilon: Real, excess: Callable[[Real, Real], Real]
+) -> RealArray:
     """Return delta(eps) = E [1 - e^(eps - L)]_+ of stacked distributions, with which epsilon broadcasts.
 
     With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s). As top and
@@ -120,7 +120,7 @@ def grid_delta(top: Real, step: Real, mass: Any, epsilon: Real, excess: Callable
     return xp.where(is_below_top, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
 
 
-def grid_epsilon(top: Real, step: Real, mass: Any, delta: Real) -> Any:
+def grid_epsilon(top: Real, step: Real, mass: RealArray, delta: Real) -> RealArray:
     """Return the least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding.
 
     With the last s such that C(s) <= delta:  eps = top - s step + ln(1 - (delta - C(s))/B(s)).
@@ -129,8 +129,8 @@ def grid_epsilon(top: Real, step: Real, mass: Any, delta: Real) -> Any:
     B, C = grid_sums(mass, step)
     s = (xp.expand_dims(delta, -1) >= C).sum(-1) - 1
     is_above_bottom = s < mass.shape[-1] - 1  # Else eps is below every loss.
-    share = (delta - _entry(C, s)) / xp.where(is_above_bottom, _entry(B, s), 1.0)
-    eps = top - s * step + xp.log1p(-xp.where(is_above_bottom, share, 0.0))
+    fraction = (delta - _entry(C, s)) / xp.where(is_above_bottom, _entry(B, s), 1.0)
+    eps = top - s * step + xp.log1p(-xp.where(is_above_bottom, fraction, 0.0))
     return xp.where(is_above_bottom & (eps > 0), eps, 0.0)
 
 
@@ -142,14 +142,14 @@ def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
     return B, xp.concatenate([xp.zeros_like(steps[..., :1]), steps[..., :-1]], -1)
 
 
-def decayed(mass: Any, step: Real) -> RealArray:
+def decayed(mass: RealArray, step: Real) -> RealArray:
     """Return the sum over j <= s of mass(j) e^-((s - j) step), by sum of x^i = (1 + x)(1 + x^2)(1 + x^4)..."""
     xp, size = namespace(mass, step), mass.shape[-1]
-    step, place = xp.expand_dims(step, -1), np.arange(size)
+    step, position = xp.expand_dims(step, -1), np.arange(size)
 
-    def double(k: Real, B: Real) -> Real:
+    def double(k: Real, B: RealArray) -> RealArray:
         shift = 2**k
-        return B + xp.where(place >= shift, xp.exp(-shift * step) * xp.roll(B, shift, -1), 0.0)
+        return B + xp.where(position >= shift, xp.exp(-shift * step) * xp.roll(B, shift, -1), 0.0)
 
     doublings = (size - 1).bit_length()
     if xp is jnp:
@@ -168,18 +168,20 @@ def _entry(values: RealArray, s: RealArray) -> RealArray:
     return xp.take_along_axis(spread, xp.broadcast_to(s, shape)[..., None], -1)[..., 0]
 
 
-def raised(at: Callable[[Real, PyTree], Real], parameters: PyTree, epsilon: Real, delta: Real, scale: Real) -> Real:
+def raised(
+    profile: Callable[[RealArray, PyTree], Real], parameters: PyTree, epsilon: RealArray, delta: Real, scale: Real
+) -> RealArray:
     """Return eps moved up, in growing steps, until the profile is at most delta; the move has no derivative."""
     xp = namespace(epsilon)
     parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))
 
     def move(state: PyTree) -> PyTree:
-        eps, step, above = state
-        eps = xp.where(above, eps + step, eps)
-        return eps, 4 * step, at(eps, parameters) > delta
+        eps, step, is_above = state
+        eps = xp.where(is_above, eps + step, eps)
+        return eps, 4 * step, profile(eps, parameters) > delta
 
     first = 4 * xp.finfo(xp.asarray(start).dtype).eps * (start + scale)
-    moved = while_loop(lambda state: xp.any(state[2]), move, (start, first, at(start, parameters) > delta))[0]
+    moved = while_loop(lambda state: xp.any(state[2]), move, (start, first, profile(start, parameters) > delta))[0]
     return epsilon + (moved - start) if xp is jnp else moved
 
 
@@ -188,11 +190,11 @@ def log_ways(k: int) -> np.ndarray:
     """Return ln C(k, j) for j = 0..k, within 4e-16 (k + 4), by Stirling's formula and its error (Loader 2000)."""
     j = np.arange(k + 1.0)
     inner = j[1:-1]
-    share = inner / k
+    fraction = inner / k
     log_ways_of_j = np.zeros(k + 1)
     log_ways_of_j[1:-1] = _stirling_error(np.asarray(float(k))) - _stirling_error(inner) - _stirling_error(k - inner)
     log_ways_of_j[1:-1] -= (
-        inner * np.log(share) + (k - inner) * np.log1p(-share) + np.log(2 * np.pi * inner * (1 - share)) / 2
+        inner * np.log(fraction) + (k - inner) * np.log1p(-fraction) + np.log(2 * np.pi * inner * (1 - fraction)) / 2
     )
     log_ways_of_j.setflags(write=False)
     return log_ways_of_j
@@ -213,12 +215,12 @@ def _stirling_error(n: np.ndarray) -> np.ndarray:
     return np.where(n < _SERIES_FROM, _STIRLING_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
 
 
-def split(value: Real) -> tuple[Any, Any]:
+def split(value: Real) -> tuple[Real, Real]:
     """Return two parts of a number: multiples of the first up to 2^20 are exact; the second has the derivative."""
     xp = namespace(value)
     fraction, exponent = xp.frexp(without_derivative(value))
-    half = (xp.finfo(fraction.dtype).nmant + 1) // 2
-    first = xp.ldexp(xp.floor(xp.ldexp(fraction, half)), exponent - half)
+    half_bits = (xp.finfo(fraction.dtype).nmant + 1) // 2
+    first = xp.ldexp(xp.floor(xp.ldexp(fraction, half_bits)), exponent - half_bits)
     return first, value - first
 
 

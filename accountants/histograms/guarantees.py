@@ -110,9 +110,9 @@ def unknown_domain_guarantee(
     T = named.truncation_bound(s, truncation_delta, Dinf)
     charge = Concentrated(gaussian_histogram_rho(D0, Dinf, s), Concentrated(0.0, truncation_delta).repeat(D0).leak)
     checks.within("delta", delta, float(charge.leak), 1.0, open_ends=True)
-    rest = float((delta - charge.leak) * (1 - 2 * ndtr(-T / s)) ** D0)
+    kernel_delta = float((delta - charge.leak) * (1 - 2 * ndtr(-T / s)) ** D0)
     bounds = {
         "concentrated": float(charge.epsilon(delta)),
-        "gaussian": float(inverse_profile(noise_pairs(Gaussian(1.0), math.sqrt(D0) * Dinf / s), rest)),
+        "gaussian": float(inverse_profile(noise_pairs(Gaussian(1.0), math.sqrt(D0) * Dinf / s), kernel_delta)),
     }
     return HistogramGuarantee((f"{D0} counts, Gaussian, sigma {s:g}, truncated at {T:.6g}",), delta, bounds)

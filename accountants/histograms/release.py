@@ -166,9 +166,9 @@ def unknown_domain_top_k(
     positive = [item for item, value in zip(counts, values, strict=True) if value]
     noisy = perturb(values[values > 0].astype(np.float64), sampler, key=key, exact=exact) if positive else []
     reports = zip(positive, np.asarray(noisy).tolist(), strict=True)
-    above = sorted(((-y, repr(item), item) for item, y in reports if y > threshold), key=lambda entry: entry[:2])[:k]
-    items = tuple(item for _, _, item in above)
-    return UnknownTopK(items, np.array([-negative for negative, _, _ in above]), threshold, charged)
+    released = sorted(((-y, repr(item), item) for item, y in reports if y > threshold), key=lambda entry: entry[:2])[:k]
+    items = tuple(item for _, _, item in released)
+    return UnknownTopK(items, np.array([-negative for negative, _, _ in released]), threshold, charged)
 
 
 def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Additive:

@@ -92,9 +92,9 @@ class Accountant(dp_accounting.PrivacyAccountant):
         self._counts = Counter[_AccountedRelease]()
         self._composed: accountants.Guarantee | None = None
 
-    def _maybe_compose(self, event: object, count: int, do_compose: bool) -> Any:
+    def _maybe_compose(self, event: object, count: int, do_compose: bool) -> _Details | None:
         try:
-            releases = [(one, times) for one, times in _releases(event, count, self.neighboring_relation) if times]
+            releases = [item for item in _releases(event, count, self.neighboring_relation) if item[1]]
         except _Unsupported as error:
             return _Details(*error.args)
         if do_compose:
@@ -123,7 +123,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
                 guarantees.append(accountants.guarantee(_zcdp_pair(rho, xi)))
             if not guarantees:
                 raise ValueError("ledger: holds no event with a privacy loss, so there is no guarantee")
-            self._composed = reduce(lambda first, other: first.compose(other), guarantees)
+            self._composed = reduce(lambda first, second: first.compose(second), guarantees)
         return self._composed
 
     def get_epsilon(self, target_delta: float) -> float:
@@ -144,13 +144,13 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     def estimate_epsilon(self, target_delta: float) -> float:
         """Return an estimate of the smallest epsilon of everything composed; it may be below the truth."""
-        closed_form = self._known_epsilon(target_delta)
+        closed_form = self._trivial_epsilon(target_delta)
         epsilon = float(self.guarantee.estimate_epsilon(target_delta)) if closed_form is None else closed_form
         return min(epsilon, self._pure_epsilon())
 
     def estimate_delta(self, target_epsilon: float) -> float:
         """Return an estimate of the smallest delta of everything composed; it may be below the truth."""
-        closed_form = self._known_delta(target_epsilon)
+        closed_form = self._trivial_delta(target_epsilon)
         return float(self.guarantee.estimate_delta(target_epsilon)) if closed_form is None else closed_form
 
     def get_true_positive_rates(self, false_positive_rates: Real, deltas: object = None) -> Real:
@@ -192,17 +192,17 @@ class Accountant(dp_accounting.PrivacyAccountant):
         return self._epsilon_bracket(delta) if delta is not None else self._delta_bracket(float(epsilon or 0.0))
 
     def _epsilon_bracket(self, delta: float) -> tuple[float, float]:
-        closed_form = self._known_epsilon(delta)
+        closed_form = self._trivial_epsilon(delta)
         low, high = (
             (closed_form, closed_form) if closed_form is not None else self.guarantee.bracket(delta=float(delta))
         )
         return min(low, self._pure_epsilon()), min(high, self._upper_pure_epsilon())
 
     def _delta_bracket(self, epsilon: float) -> tuple[float, float]:
-        closed_form = self._known_delta(epsilon)
+        closed_form = self._trivial_delta(epsilon)
         return (closed_form, closed_form) if closed_form is not None else self.guarantee.bracket(epsilon=float(epsilon))
 
-    def _known_epsilon(self, delta: float) -> float | None:
+    def _trivial_epsilon(self, delta: float) -> float | None:
         """Return epsilon where it does not need the composition, else None; inf at a delta of 0."""
         if not 0 <= delta <= 1:
             raise ValueError(f"target_delta: {delta} is not in [0, 1]")
@@ -210,7 +210,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
             return math.inf  # The pure epsilon is smaller, where there is one.
         return 0.0 if not self._counts or delta == 1 else None
 
-    def _known_delta(self, epsilon: float) -> float | None:
+    def _trivial_delta(self, epsilon: float) -> float | None:
         """Return delta where it does not need the composition, else None."""
         if not epsilon >= 0:
             raise ValueError(f"target_epsilon: {epsilon} is not at least 0")
@@ -220,8 +220,8 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     def _upper_pure_epsilon(self) -> float:
         """Return ``_pure_epsilon``, rounded up; budgets that are given have an exact sum."""
-        if all(one.kind == "budget" and not one.parameters[1] for one in self._counts):
-            total = sum((n * Fraction(one.parameters[0]) for one, n in self._counts.items()), Fraction(0))
+        if all(release.kind == "budget" and not release.parameters[1] for release in self._counts):
+            total = sum((n * Fraction(release.parameters[0]) for release, n in self._counts.items()), Fraction(0))
             return float(total) if Fraction(float(total)) >= total else math.nextafter(float(total), math.inf)
         return self._pure_epsilon() * (1 + _ROUNDING) + _RATIO_ROUNDING * sum(self._counts.values())
 
@@ -258,25 +258,25 @@ def to_dp_event(
     Raises:
         ValueError: no event means the same under this relation. The error names the mechanism.
     """
-    events = [_event_of(term, neighboring_relation) for term in guarantee.terms]
+    events = [_term_event(term, neighboring_relation) for term in guarantee.terms]
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
 
-def _event_of(term: RepeatedReleases, relation: Relation) -> dp_accounting.DpEvent:
-    pair, *others = term.pairs
+def _term_event(term: RepeatedReleases, relation: Relation) -> dp_accounting.DpEvent:
+    pair, *further_pairs = term.pairs
     replaced = relation is Relation.REPLACE_ONE
     if term.sampling_rate is not None and replaced != (term.neighbours == "replace"):
         raise ValueError(f"neighboring_relation: {relation.name} is not that of the guarantee's samples")
     distance = 2.0 if replaced and term.sampling_rate is None else 1.0
     noise, event = getattr(pair, "noise", None), None
-    if others:
+    if further_pairs:
         pass
     elif isinstance(noise, dpk.Gaussian):
         event = dp_accounting.GaussianDpEvent(distance * float(noise.sigma))
     elif isinstance(noise, dpk.Laplace):
         event = dp_accounting.LaplaceDpEvent(distance * float(noise.scale))
     elif noise is None and hasattr(pair, "p") and np.array_equal(pair.p, np.asarray(pair.q)[::-1]):
-        event = _event_of_table(np.asarray(pair.p), relation)
+        event = _table_event(np.asarray(pair.p), relation)
     if event is None or (term.sampling_rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
         raise ValueError(f"guarantee: no event means the same as its {type(noise or pair).__name__}")
     if term.sampling_rate is not None:
@@ -284,7 +284,7 @@ def _event_of(term: RepeatedReleases, relation: Relation) -> dp_accounting.DpEve
     return event if term.count == 1 else dp_accounting.SelfComposedDpEvent(event, int(term.count))
 
 
-def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent | None:
+def _table_event(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent | None:
     """Return the event of a symmetric pair of probabilities, or None."""
     if not (len(p) > 1 and p[0] > p[-1] > 0):
         return None
@@ -297,8 +297,8 @@ def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent 
         buckets = 2 if len(p) == 2 else round(p[1] / p[-1]) + 2
         event = events.RandomizedResponseDpEvent(float(buckets * p[-1]), buckets)
     (release, _), *_ = _releases(event, 1, relation)
-    again = release.table(relation)[0]
-    return event if len(again) == len(p) and np.allclose(again, p, rtol=1e-12, atol=0) else None
+    reproduced = release.table(relation)[0]
+    return event if len(reproduced) == len(p) and np.allclose(reproduced, p, rtol=1e-12, atol=0) else None
 
 
 @dataclass(frozen=True)
@@ -384,14 +384,14 @@ def _releases(event: dp_accounting.DpEvent, count: int, relation: Relation) -> I
         case dp_accounting.NoOpDpEvent():
             pass
         case dp_accounting.SelfComposedDpEvent():
-            if not _is_whole(event.count, 0):
+            if not _is_integer(event.count, 0):
                 raise _Unsupported(event, f"count must be an integer that is not negative. Found {event.count!r}.")
             yield from _releases(event.event, int(event.count) * count, relation)
         case dp_accounting.ComposedDpEvent():
-            for one in event.events:
-                yield from _releases(one, count, relation)
+            for inner in event.events:
+                yield from _releases(inner, count, relation)
         case dp_accounting.PoissonSampledDpEvent():
-            yield from ((one, count * times) for one, times in _sampled(event, relation))
+            yield from ((inner, count * times) for inner, times in _sampled(event, relation))
         case dp_accounting.NonPrivateDpEvent():
             release = _NON_PRIVATE
         case dp_accounting.GaussianDpEvent():
@@ -400,7 +400,7 @@ def _releases(event: dp_accounting.DpEvent, count: int, relation: Relation) -> I
             release = _noise("laplace", event.noise_multiplier)
         case events.DiscreteLaplaceDpEvent():
             n = event.sensitivity
-            if not (_is_whole(n, 1) and n <= _MAX_OUTCOMES):
+            if not (_is_integer(n, 1) and n <= _MAX_OUTCOMES):
                 raise _Unsupported(event, f"sensitivity must be an integer from 1 to {_MAX_OUTCOMES}. Found {n!r}.")
             release = _noise("discrete laplace", event.noise_parameter, int(n))
         case events.RandomizedResponseDpEvent():
@@ -421,7 +421,7 @@ def _releases(event: dp_accounting.DpEvent, count: int, relation: Relation) -> I
         case events.TruncatedSubsampledGaussianDpEvent():
             release = _truncated(event, relation)
         case dp_accounting.SampledWithoutReplacementDpEvent():
-            yield from ((one, count * times) for one, times in _fixed_size(event, relation))
+            yield from ((inner, count * times) for inner, times in _fixed_size(event, relation))
         case events.ZCDpEvent():
             for name, value in (("rho", event.rho), ("xi", event.xi)):
                 if not 0 <= value < math.inf:
@@ -434,15 +434,15 @@ def _releases(event: dp_accounting.DpEvent, count: int, relation: Relation) -> I
         yield release, count
 
 
-def _is_whole(value: Real, least: int) -> bool:
+def _is_integer(value: Real, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
-def _noise(kind: str, parameter: Real, *others: int) -> _AccountedRelease:
+def _noise(kind: str, parameter: Real, *further: int) -> _AccountedRelease:
     """Return additive noise; an event without noise is not private."""
     if not 0 <= parameter < math.inf:
         raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
-    return _AccountedRelease(kind, (float(parameter), *others)) if parameter > 0 else _NON_PRIVATE
+    return _AccountedRelease(kind, (float(parameter), *further)) if parameter > 0 else _NON_PRIVATE
 
 
 def _budget(epsilon: Real, delta: Real) -> _AccountedRelease | None:
@@ -458,31 +458,31 @@ def _truncated(event: dp_accounting.DpEvent, relation: Relation) -> _AccountedRe
     """Return Gaussian noise on a Poisson sample of a capacity; the dataset is the larger one of both neighbours."""
     _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     rate, capacity, examples = event.sampling_probability, event.truncated_batch_size, event.dataset_size
-    if not (0 <= rate <= 1 and _is_whole(capacity, 0) and _is_whole(examples, 0)):
+    if not (0 <= rate <= 1 and _is_integer(capacity, 0) and _is_integer(examples, 0)):
         raise ValueError(f"event: {event}; the probability is in [0, 1], and both sizes are integers of at least 0")
     if 0 in (rate, capacity, examples):
         return None
     release = _noise("gaussian", event.noise_multiplier)
     sample = None if capacity >= examples else (int(capacity), int(examples))
-    whole = sample is None and rate == 1
-    return release if release == _NON_PRIVATE or whole else replace(release, rate=float(rate), capacity=sample)
+    is_everything = sample is None and rate == 1
+    return release if release == _NON_PRIVATE or is_everything else replace(release, rate=float(rate), capacity=sample)
 
 
 def _fixed_size(event: dp_accounting.DpEvent, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanism of a sample without replacement, which is one of noise."""
     _check_relation(event, relation, Relation.REPLACE_ONE)
     batch, examples = event.sample_size, event.source_dataset_size
-    if not (_is_whole(examples, 1) and _is_whole(batch, 0) and batch <= examples):
+    if not (_is_integer(examples, 1) and _is_integer(batch, 0) and batch <= examples):
         raise ValueError(
             f"sample_size: {batch!r} of source_dataset_size {examples!r}; both are integers, and it is less"
         )
-    inner = [(one, times) for one, times in _releases(event.event, 1, relation) if times]
+    inner = [(release, times) for release, times in _releases(event.event, 1, relation) if times]
     if batch == 0 or not inner:
         return
-    ((release, times), *others) = inner
+    ((release, times), *further) = inner
     if release == _NON_PRIVATE:
         yield from inner
-    elif others or times > 1 or release.kind not in _NOISES or release.rate is not None or release.fixed:
+    elif further or times > 1 or release.kind not in _NOISES or release.rate is not None or release.fixed:
         raise _Unsupported(
             event, f"Subevent of `SampledWithoutReplacementDpEvent` must be one of noise. Found {event.event}."
         )
@@ -500,7 +500,7 @@ def _check_relation(event: object, relation: Relation, *allowed: Relation) -> No
 def _randomised_response(event: dp_accounting.DpEvent, relation: Relation) -> _AccountedRelease | None:
     _check_relation(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
     noise, buckets = float(event.noise_parameter), event.num_buckets
-    if not _is_whole(buckets, 1):
+    if not _is_integer(buckets, 1):
         raise ValueError(f"num_buckets: {buckets!r} is not a positive integer")
     if not 0 <= noise <= 1:
         raise ValueError(f"noise_parameter: {noise} is not in [0, 1]")
@@ -523,14 +523,15 @@ def _mixture(event: dp_accounting.DpEvent, relation: Relation) -> _AccountedRele
     merged = dict.fromkeys(distances, 0.0)
     for distance, mass in zip(distances, masses, strict=True):
         merged[distance] += mass
-    others = [distance for distance in merged if distance]
-    if not others:
+    positive_distances = [distance for distance in merged if distance]
+    if not positive_distances:
         return None
     if sigma == 0:
         return _NON_PRIVATE
-    if len(others) == 1:
-        rate = merged[others[0]] if 0.0 in merged else None
-        return _AccountedRelease("gaussian", (sigma / others[0],), None if rate is None or rate >= 1 else rate)
+    if len(positive_distances) == 1:
+        (distance,) = positive_distances
+        rate = merged[distance] if merged[distance] < 1 and 0.0 in merged else None
+        return _AccountedRelease("gaussian", (sigma / distance,), rate)
     return _AccountedRelease("mixture", (sigma, tuple(sorted(merged.items()))))
 
 
@@ -539,18 +540,18 @@ def _sampled(event: dp_accounting.DpEvent, relation: Relation) -> Iterator[tuple
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
         raise ValueError(f"sampling_probability: {rate} is not in [0, 1]")
-    inner = [(one, times) for one, times in _releases(event.event, 1, relation) if times]
+    inner = [(release, times) for release, times in _releases(event.event, 1, relation) if times]
     if rate == 0 or not inner:
         return
-    if rate == 1 or any(one == _NON_PRIVATE for one, _ in inner):
+    if rate == 1 or any(release == _NON_PRIVATE for release, _ in inner):
         yield from inner
         return
-    (release, times), *others = inner
-    if (others or times > 1) and all(one.kind == "gaussian" and one.rate is None for one, _ in inner):
+    (release, times), *further = inner
+    if (further or times > 1) and all(release.kind == "gaussian" and release.rate is None for release, _ in inner):
         # Gaussian mechanisms on one sample are one, of all their precisions together.
-        precision = math.fsum(n / one.parameters[0] ** 2 for one, n in inner)
-        release, times, others = _AccountedRelease("gaussian", (1 / math.sqrt(precision),)), 1, []
-    if others or times > 1 or release.kind not in ("gaussian", "laplace", "discrete laplace"):
+        precision = math.fsum(n / release.parameters[0] ** 2 for release, n in inner)
+        release, times, further = _AccountedRelease("gaussian", (1 / math.sqrt(precision),)), 1, []
+    if further or times > 1 or release.kind not in ("gaussian", "laplace", "discrete laplace"):
         raise _Unsupported(
             event,
             "Subevent of `PoissonSampledDpEvent` must be Gaussian mechanisms, or one `LaplaceDpEvent` or "
@@ -585,10 +586,10 @@ def _zcdp_pair(rho: float, xi: float) -> DominatingPair:
     t, delta = np.exp(eps), np.minimum(f, 1.0)
     t, delta = np.concatenate([1 / t[:0:-1], t]), np.concatenate([(1 - 1 / t + delta / t)[:0:-1], delta])
     corners, slopes = lower_hull(t, delta)
-    t, end = t[corners], float(delta[-1])
+    t, infinity_mass = t[corners], float(delta[-1])
     rises = np.maximum(np.diff(np.append(slopes, 0.0), prepend=0.0), 0.0)
     low, high = rises[t > 1], (t * rises)[t > 1]
-    rest = max(0.0, 1 - float(low.sum() + high.sum()) - end)
-    masses = np.concatenate([[end], high[::-1], [rest], low, [0.0]])
+    remainder = max(0.0, 1 - float(low.sum() + high.sum()) - infinity_mass)
+    masses = np.concatenate([[infinity_mass], high[::-1], [remainder], low, [0.0]])
     masses = masses / masses.sum()
     return accountants.discrete_pair(masses, masses[::-1])

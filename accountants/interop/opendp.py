@@ -74,23 +74,24 @@ def make_measurement(mechanism: object, *, delta: float | None = None, T: type =
     """
     if T not in (float, int):
         raise TypeError(f"T: {T!r} is neither float nor int")
-    form = dpk.exact_sampler(mechanism)
-    mechanism = form.mechanism
+    sampler = dpk.exact_sampler(mechanism)
+    mechanism = sampler.mechanism
     values = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
     approximate = dp.approximate(dp.max_divergence())
     members: tuple[Any, ...]
-    to: Any = float
+    output_type: Any = float
     if isinstance(mechanism, dpk.Additive):
-        members = values, dp.absolute_distance(T=T), approximate, _additive_map(form.certificate, delta)
+        members = values, dp.absolute_distance(T=T), approximate, _additive_map(sampler.certificate, delta)
     elif delta is not None:
         raise ValueError(f"delta: {delta}; the delta of {type(mechanism).__name__} is fixed")
     elif isinstance(mechanism, dpk.AdditiveVector):
         vectors = dp.vector_domain(values, size=mechanism.dimensions)
-        members, to = (vectors, _METRICS[mechanism.norm](T=T), approximate, _vector_map(form, T)), "Vec<f64>"
+        members = vectors, _METRICS[mechanism.norm](T=T), approximate, _vector_map(sampler, T)
+        output_type = "Vec<f64>"
     else:
-        members = _bounded(mechanism, T), dp.discrete_distance(), dp.max_divergence(), _bounded_map(form.certificate)
+        members = _bounded(mechanism, T), dp.discrete_distance(), dp.max_divergence(), _bounded_map(sampler.certificate)
     domain, metric, measure, privacy_map = members
-    return dp.m.make_user_measurement(domain, metric, measure, _release(form, T), privacy_map, TO=to)
+    return dp.m.make_user_measurement(domain, metric, measure, _release(sampler, T), privacy_map, TO=output_type)
 
 
 def _bounded(mechanism: Any, T: type) -> dp.Domain:
@@ -114,9 +115,9 @@ def _additive_map(certificate: NoiseCertificate, delta: float | None) -> Callabl
         if delta is not None:
             raise ValueError(f"delta: {delta}; this noise has no end, and its delta is 0")
         return _pure_map(certificate)
-    at = float(certificate.delta) if delta is None else float(delta)
-    if not 0 < at < 1:
-        raise ValueError(f"delta: {at} is not in (0, 1)")
+    target_delta = float(certificate.delta) if delta is None else float(delta)
+    if not 0 < target_delta < 1:
+        raise ValueError(f"delta: {target_delta} is not in (0, 1)")
     table = certificate.table
     spacing = Fraction(2) ** table.grid_log2
 
@@ -124,12 +125,12 @@ def _additive_map(certificate: NoiseCertificate, delta: float | None) -> Callabl
     def epsilon(cells: int) -> float:
         weights = np.array([float(weight) for weight in table.outcomes]) / table.total
         pair = shifted_pair(weights, min(cells, len(weights)))
-        level = accountants.guarantee(accountants.discrete_pair(pair.p, pair.q)).bracket(delta=at)[1]
+        level = accountants.guarantee(accountants.discrete_pair(pair.p, pair.q)).bracket(delta=target_delta)[1]
         return math.ceil(level / _EPSILON_STEP) * _EPSILON_STEP if math.isfinite(level) else level
 
     def privacy_map(d_in: float) -> tuple[float, float]:
         cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / spacing), table.points_per_bin))
-        return (epsilon(cells), at) if cells else (0.0, 0.0)
+        return (epsilon(cells), target_delta) if cells else (0.0, 0.0)
 
     return privacy_map
 
@@ -144,14 +145,14 @@ def _pure_map(certificate: NoiseCertificate) -> Callable[[float], tuple[float, f
     return privacy_map
 
 
-def _vector_map(form: Any, T: type) -> Callable[[float], tuple[float, float]]:
-    mechanism = form.mechanism
+def _vector_map(sampler: Any, T: type) -> Callable[[float], tuple[float, float]]:
+    mechanism = sampler.mechanism
     if mechanism.lattice is not None and (T is float or Fraction(float(mechanism.lattice)).numerator != 1):
         raise ValueError(
             f"T: float values may be off the lattice {float(mechanism.lattice):g}; use T=int and a lattice that holds "
             "all integers"
         )
-    claim, lattice = form.certificate, mechanism.lattice
+    claim, lattice = sampler.certificate, mechanism.lattice
     D, epsilon, delta = Fraction(float(mechanism.sensitivity)), float(claim.epsilon), float(claim.delta)
     if lattice is not None:  # All vectors on the way are on the lattice.
         D = Fraction(float(lattice)) * math.floor(D / Fraction(float(lattice)))
@@ -170,13 +171,13 @@ def _vector_map(form: Any, T: type) -> Callable[[float], tuple[float, float]]:
     return privacy_map
 
 
-def _release(form: object, T: type) -> Callable[[Any], Any]:
+def _release(sampler: object, T: type) -> Callable[[Any], Any]:
     """Return the function that perturbs a value or a list, with a new key for every call."""
 
     def release(x: RealArray) -> Any:
         values = np.asarray(x, float)
         if T is float:  # It moves no two values apart, and without it an infinity would be an error, which shows it.
             values = np.clip(values, -_MAX_VALUE, _MAX_VALUE)
-        return dpk.perturb(values, form, clip=T is float).tolist()
+        return dpk.perturb(values, sampler, clip=T is float).tolist()
 
     return release

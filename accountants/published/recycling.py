@@ -122,10 +122,10 @@ def published_search(
     """
     checks.one_of("kernel", kernel.__name__, _KERNELS)
 
-    def choice(share: float) -> PublishedChoice:
-        noise = _KERNELS[kernel.__name__](share * epsilon, delta, sensitivity)
+    def choice(fraction: float) -> PublishedChoice:
+        noise = _KERNELS[kernel.__name__](fraction * epsilon, delta, sensitivity)
         q = root(excess, (noise, theta, epsilon, delta, sensitivity), 0.0, 1.0)
-        return PublishedChoice(share * epsilon, noise, q, float(Reweighted(noise, -theta, theta, 1 - q).acceptance))
+        return PublishedChoice(fraction * epsilon, noise, q, float(Reweighted(noise, -theta, theta, 1 - q).acceptance))
 
     return choice(minimum(lambda share, _: -choice(share).acceptance, (), 0.01, 1.0, rtol=1e-7))
 
@@ -151,8 +151,8 @@ def published_composition(
     from scipy.stats import binom
 
     j = np.arange(count + 1)
-    share = binom.pmf(j, count, weight)
-    return float((share * kernel_profile(epsilon + j * np.log1p(-q)))[share > 0].sum())
+    probability = binom.pmf(j, count, weight)
+    return float((probability * kernel_profile(epsilon + j * np.log1p(-q)))[probability > 0].sum())
 
 
 def published_sensitivity(sensitivity: Real, rate: Real) -> Real:
@@ -200,5 +200,5 @@ def published_acceptance_rate(sigma: Real, theta: Real, q: Real, sampling_noise:
     checks.within("q", q, 0.0, 1.0)
     checks.within("sampling_noise", sampling_noise, 0.0, np.inf)
     xp = namespace(sigma, theta, q, sampling_noise)
-    inside = Gaussian(xp.hypot(sigma, sampling_noise)).mass(-theta, theta)
-    return 1 - q + q / inside
+    probability_within = Gaussian(xp.hypot(sigma, sampling_noise)).mass(-theta, theta)
+    return 1 - q + q / probability_within

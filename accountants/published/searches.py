@@ -109,7 +109,7 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
     ends = [(0.0, 1.0), (0.0, 1.0), (0.0, 2.0)]
-    chosen: Any = None
+    best_point: Any = None
     least = np.inf
     rounds: list[float] = []
     count = 0
@@ -120,16 +120,16 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
             continue
         values = objective.sign * _values(objective, family, points)
         count += len(points)
-        at = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
-        if chosen is None or values[at] < least:
-            least, chosen = values[at], points[at]
+        index = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
+        if best_point is None or values[index] < least:
+            least, best_point = values[index], points[index]
         rounds.append(objective.sign * float(least))
         if stop_at is not None and least <= objective.sign * stop_at:
             break
-        ends = [(max(value - step, 0.0), value + step) for value in chosen]
-    if chosen is None:
+        ends = [(max(value - step, 0.0), value + step) for value in best_point]
+    if best_point is None:
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
-    edge, width, relative = (np.asarray(number).item() for number in _on_unit_interval(chosen, family))
+    edge, width, relative = (np.asarray(number).item() for number in _on_unit_interval(best_point, family))
     parameters = {"width": width} if family.base is not None else {"width": width, "edge": edge}
     interval = family.fixed["lower"], family.fixed["upper"], family.epsilon
     mechanism = Windowed(
@@ -141,8 +141,8 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
 def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
     y, k, m = points.T
     mass = family.window.area * k * m
-    good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
-    points = points[good]
+    is_positive = (y > 1e-9) & (k > 1e-9) & (m > 1e-9)
+    points = points[is_positive & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))]
     return points[_on_unit_interval(points.T, family)[1] < 2]
 
 
@@ -162,18 +162,18 @@ def _values(objective: object, family: Any, points: np.ndarray) -> np.ndarray:
     interval = np.array([family.fixed["lower"], family.fixed["upper"], family.epsilon], np.float64)
     setting = (family.window, family.base), as_float64(objective), interval
     with jax.enable_x64(True):
-        values = [np.asarray(_objective_at(*setting, batch)) for batch in np.split(rows, len(rows) // _BATCH)]
+        values = [np.asarray(_objective_values(*setting, batch)) for batch in np.split(rows, len(rows) // _BATCH)]
     return np.concatenate(values)[: len(points)]
 
 
 @jax.jit
-def _objective_at(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
+def _objective_values(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
     window, base = shape
 
-    def one(row: Any) -> Real:
+    def value_of_row(row: Any) -> Real:
         return objective(Windowed(window, Quartic(row[0]) if base is None else base, row[1], row[2], *interval))
 
-    return jax.vmap(one)(rows)
+    return jax.vmap(value_of_row)(rows)
 
 
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.

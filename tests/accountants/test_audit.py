@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 import dpkernels as dpk
 from accountants import audit, audit_training, calibrate
-from accountants.audit import _best_event, _bound_of_event, _probability_of_guesses
+from accountants.audit import _best_event, _event_bound, _guesses_probability
 
 FALSE_ALARM = 1e-6
 
@@ -125,7 +125,7 @@ def test_the_error_rate_is_what_is_stated():
     same = 0
     for _ in range(200):
         outputs = [noise(0, 200), noise(1, 200)]
-        same += _bound_of_event(_best_event(outputs, 0.0, 0.05, None), outputs, 0.0, 0.05).epsilon > 0
+        same += _event_bound(_best_event(outputs, 0.0, 0.05, None), outputs, 0.0, 0.05).epsilon > 0
     assert same > most
 
 
@@ -150,10 +150,10 @@ def test_guesses_of_one_run_against_the_definition():
     """Pure DP: the probability of so many right guesses; a delta adds at most what the paper's sum adds."""
     for eps in (0.0, 0.7, 2.0):
         chance = 1 / (1 + math.exp(-eps))
-        assert _probability_of_guesses(50, 10, 9, eps, 0.0) == pytest.approx(10 * chance**9 * (1 - chance) + chance**10)
+        assert _guesses_probability(50, 10, 9, eps, 0.0) == pytest.approx(10 * chance**9 * (1 - chance) + chance**10)
     delta, v, r, m, p = 1e-3, 9, 10, 50, 0.5
     alpha = max(sum(binom.pmf(v - j, r, p) for j in range(1, i + 1)) / i for i in range(1, v + 1))
-    assert _probability_of_guesses(m, r, v, 0.0, delta) == pytest.approx(binom.sf(v - 1, r, p) + 2 * m * delta * alpha)
+    assert _guesses_probability(m, r, v, 0.0, delta) == pytest.approx(binom.sf(v - 1, r, p) + 2 * m * delta * alpha)
 
 
 def test_one_run_finds_a_leak_and_nothing_in_noise():
