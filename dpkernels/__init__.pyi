@@ -23,7 +23,7 @@ from .estimation.counts import Counts as Counts
 from .estimation.estimate import estimate as estimate
 from .estimation.groups import estimate_by as estimate_by
 from .estimation.intervals import TooFewReportsError as TooFewReportsError
-from .estimation.intervals import estimate_mean as estimate_mean
+from .estimation.mean import estimate_mean as estimate_mean
 from .estimation.regression import correlation as correlation
 from .estimation.regression import covariance as covariance
 from .estimation.regression import least_squares as least_squares

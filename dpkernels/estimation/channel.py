@@ -19,7 +19,7 @@ from dpkernels import checks
 from dpkernels.bounded_json import JsonObject, parse_json, read_text
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import convex_minorant
+from dpkernels.estimation.interval_formulas import convex_minorant
 from dpkernels.exact.bounded.rows import RowCertificate, RowTable
 from dpkernels.exact.bounded.sampler import report_kernel
 from dpkernels.exact.bounded.windows import SquareWaveCertificate, WindowCertificate, WindowTable

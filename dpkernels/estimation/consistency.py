@@ -13,6 +13,7 @@ from scipy.optimize import nnls
 
 from dpkernels import checks
 from dpkernels.decimals import format_number
+from dpkernels.estimation.categorical.intervals import nearest_in_simplex
 from dpkernels.estimation.released import interval_ends, noise_table, rounding_errors
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
@@ -178,10 +179,7 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
     if not len(G):
         if total is None:
             return np.maximum(r, 0.0)
-        # max(r - t, 0) for the t that gives the total; the k largest bins stay positive.
-        falling = np.sort(r)[::-1]
-        levels = (np.cumsum(falling) - total) / np.arange(1, len(r) + 1)
-        x = np.maximum(r - levels[np.flatnonzero(falling > levels)[-1]], 0.0)
+        x = nearest_in_simplex(r, total)
         return x * (total / x.sum())
     x = _least_squares(G, r, total)
     if x.min() >= 0:

@@ -16,18 +16,14 @@ from dpkernels.decimals import format_number, shortest
 from dpkernels.estimation.categorical.counts import CategoryCounts, sidecar_mechanism
 from dpkernels.estimation.categorical.estimate import CategoryEstimate
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.intervals import (
-    Functional,
-    Histogram,
-    Interval,
-    Moment,
-    TooFewReportsError,
+from dpkernels.estimation.interval_formulas import (
     bernstein_half_width,
     clopper_pearson,
     pooled_mean,
     pooled_quantile,
     pooled_variance,
 )
+from dpkernels.estimation.intervals import Functional, Histogram, Interval, Moment, TooFewReportsError
 from dpkernels.estimation.likelihood import Ends, Fit, MixtureModel
 from dpkernels.estimation.models import MODELS, InputDistribution, ReportModels, Weights, grid_points, report_models
 from dpkernels.estimation.pictures import draw_intervals, share_scale
@@ -537,7 +533,7 @@ class _Average:
     def interval(self, confidence: float, mean: float) -> Interval:
         """Return the interval of the mean of unbiased values, given the pooled mean."""
         if len(self.weights) == 2:
-            low, high = clopper_pearson(self.n, int(self.counts.numbers[1]), confidence)
+            low, high = map(float, clopper_pearson(self.n, int(self.counts.numbers[1]), confidence))
             low_weight, high_weight = self.weights
             return low_weight + low * (high_weight - low_weight), low_weight + high * (high_weight - low_weight)
         half_width = pooled_quantile(self.n, confidence) * math.sqrt(self.pooled_variance(mean) / self.n)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy import special
 
+from dpkernels.estimation.interval_formulas import clopper_pearson
+
 # The sum over a binomial distribution takes so many terms in a standard deviation at most, up to so many deviations: as
 # the terms are smooth, the rest is below 1e-15 of the sum.
 _TERMS_PER_DEVIATION = 3.5
@@ -127,10 +129,7 @@ def share_intervals(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of the shares of the population from which n people were drawn (Clopper and Pearson's)."""
     p, q = probabilities
-    risk = (1 - confidence) / 2
-    c = supports.astype(float)
-    low = np.where(c > 0, special.betaincinv(np.maximum(c, 1), n - c + 1, risk), 0.0)
-    high = np.where(c < n, special.betainccinv(c + 1, np.maximum(n - c, 1), risk), 1.0)
+    low, high = clopper_pearson(n, supports.astype(float), confidence)
     return np.clip((low - q) / (p - q), 0.0, 1.0), np.clip((high - q) / (p - q), 0.0, 1.0)
 
 

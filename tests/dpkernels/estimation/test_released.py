@@ -11,7 +11,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.estimation import released as module
-from dpkernels.estimation.released import CombinedNoise, repeated_sum
+from dpkernels.estimation.noise_sums import CombinedNoise, repeated_sum
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.table import NoiseTable
 
