@@ -7,7 +7,7 @@ frequent values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,15 @@ import click
 import numpy as np
 
 from dpkernels.bounded_json import JsonObject
-from dpkernels.cli.estimate import Selection, check_groups, group_rows, rank, select_column
+from dpkernels.cli.estimate import (
+    Selection,
+    Tally,
+    check_group_count,
+    check_groups,
+    group_rows,
+    join_tallies,
+    select_column,
+)
 from dpkernels.cli.files.categories import is_categorical, parse_reports
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.interrupts import raise_if_interrupted
@@ -37,7 +45,6 @@ from dpkernels.staging import write_png
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MAX_COUNTS = 1 << 25  # of all groups together, eight bytes each
 _MAX_LINES = 40  # categories of a group that a table shows
 _BAR_LENGTH = 24  # characters of the longest bar of a table
 _MAX_BARS = 60  # categories of a picture
@@ -156,13 +163,6 @@ def _draw_shares(
     ax.set_title(caption, parse_math=False)
 
 
-class CategoryTally(NamedTuple):
-    """Reports of one file or part."""
-
-    groups: dict[str | None, CategoryCounts]  # by the cells of the groups' column
-    missing: int  # rows without a report
-
-
 @dataclass(frozen=True)
 class CategorySelection:
     """Which reports of categories are counted; the same for every file of a release."""
@@ -174,44 +174,37 @@ class CategorySelection:
     keep: bool  # whether the release kept missing values
     confidence: float  # of intervals
 
-    def tally(self, source: Source, row: int = 0) -> CategoryTally:
+    def tally(self, source: Source, row: int = 0) -> Tally[CategoryCounts]:
         """Count the reports of one source, which begins with that row of its file."""
-        group_column, groups, missing = self.group_column, dict[str | None, CategoryCounts](), 0
-        names = [self.column] if group_column is None else [self.column, group_column]
+        groups, missing = dict[str | None, CategoryCounts](), 0
+        names = [self.column] if self.group_column is None else [self.column, self.group_column]
         with closing(ahead(source.chunks(names))) as chunks:
             for chunk, reports, is_valid, is_missing in _read_reports(
                 source, chunks, self.column, self.sampler, self.keep, row
             ):
                 missing += int(is_missing.sum())
-                local, cells = group_rows(source, chunk, group_column)
-                self._check_group_count(groups.keys() | set(cells))
+                local, cells = group_rows(source, chunk, self.group_column)
+                check_group_count(self.group_column, groups.keys() | set(cells), self._width)
                 for index, cell in enumerate(cells):
-                    rows = is_valid if group_column is None else is_valid & (local == index)
+                    rows = is_valid if self.group_column is None else is_valid & (local == index)
                     groups.setdefault(cell, CategoryCounts(self.sampler)).add(reports[rows])
-        return CategoryTally(groups, missing)
+        return Tally(groups, missing)
 
-    def _check_group_count(self, cells: Collection[str | None]) -> None:
+    @property
+    def _width(self) -> int:
+        """Return the numbers that the counts of one group take."""
         mechanism = self.sampler.mechanism
-        size = mechanism.categories if mechanism.kind == "set" else mechanism.outcomes
-        if len(cells) * size > _MAX_COUNTS:
-            raise click.UsageError(
-                f"--by: {self.group_column!r} has too many groups to be counted; is it an identifier?"
-            )
+        return mechanism.categories if mechanism.kind == "set" else mechanism.outcomes
 
-    def join(self, tallies: Iterable[CategoryTally], where: object) -> CategoryEstimates:
+    def join(self, tallies: Iterable[Tally[CategoryCounts]], where: object) -> CategoryEstimates:
         """Return the estimates of a release from the counts of its parts."""
-        groups, missing = dict[str | None, CategoryCounts](), 0
-        for tally in tallies:
-            missing += tally.missing
-            self._check_group_count(groups.keys() | tally.groups.keys())
-            for cell, counts in tally.groups.items():
-                groups[cell] = groups[cell] + counts if cell in groups else counts
-        answers = {cell: CategoryEstimate(groups[cell]) for cell in sorted(groups, key=rank) if groups[cell].total}
-        if not answers:
+        groups, missing = join_tallies(tallies, self.group_column, self._width)
+        estimates = {cell: CategoryEstimate(counts) for cell, counts in groups.items() if counts.total}
+        if not estimates:
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
         epsilon = float(self.sampler.certificate.epsilon)
         return CategoryEstimates(
-            self.column, self.group_column, self.mechanism, epsilon, missing, self.confidence, answers
+            self.column, self.group_column, self.mechanism, epsilon, missing, self.confidence, estimates
         )
 
 

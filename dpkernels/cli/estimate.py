@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import click
 import numpy as np
@@ -33,6 +33,7 @@ from dpkernels.cli.perturb.sidecar import read_sidecar, title
 from dpkernels.cli.terminal import private, public
 from dpkernels.cli.text import aligned, display_name, label
 from dpkernels.decimals import format_number, shortest
+from dpkernels.estimation.categorical.counts import CategoryCounts
 from dpkernels.estimation.channel import Channel, as_channel
 from dpkernels.estimation.counts import Counts, ReportError, report_indices
 from dpkernels.estimation.estimate import MAX_PANELS, Estimate, estimate, save_plots
@@ -80,15 +81,32 @@ def rank(cell: str | None) -> tuple[int, float, str]:
     return (0, number, cell or "") if not math.isnan(number) else (1 + (cell is None), 0.0, cell or "")
 
 
-# Counts of all groups together, eight bytes each.
-_MAX_COUNTS = 1 << 25
+_MAX_COUNTS = 1 << 25  # of all groups together, eight bytes each
+C = TypeVar("C", np.ndarray, CategoryCounts)
 
 
-class Tallied(NamedTuple):
-    """Reports of one file or part."""
+class Tally(NamedTuple, Generic[C]):
+    """Counted reports of one file or part."""
 
-    groups: dict[str | None, np.ndarray]  # how often each report of the channel is in each group, named as in ``Read``
+    groups: dict[str | None, C]  # by the cells of the groups' column; of numbers how often each report occurs
     missing: int  # rows without a report
+
+
+def check_group_count(group_column: str | None, cells: Collection[str | None], width: int) -> None:
+    """Refuse groups whose counts, of so many numbers each, would not fit into memory."""
+    if len(cells) * width > _MAX_COUNTS:
+        raise click.UsageError(f"--by: {group_column!r} has too many groups to be counted; is it an identifier?")
+
+
+def join_tallies(tallies: Iterable[Tally[C]], group_column: str | None, width: int) -> tuple[dict[str | None, C], int]:
+    """Return the counts of all parts by group, in the order of the groups, and the number of missing reports."""
+    groups, missing = dict[str | None, C](), 0
+    for tally in tallies:
+        missing += tally.missing
+        check_group_count(group_column, groups.keys() | tally.groups.keys(), width)
+        for cell, counts in tally.groups.items():
+            groups[cell] = groups[cell] + counts if cell in groups else counts
+    return {cell: groups[cell] for cell in sorted(groups, key=rank)}, missing
 
 
 @dataclass(frozen=True)
@@ -141,13 +159,35 @@ class Selection:
             column_record["column"], group_column, column_record["mechanism"], epsilon, channel, keep, clip, origin
         )
 
-    def tally(self, source: Source, row: int = 0) -> Tallied:
+    def tally(self, source: Source, row: int = 0) -> Tally[np.ndarray]:
         """Count the reports of one source, which begins with that row of its file."""
-        return tally(source, self, row)
+        name, width = self.column, len(self.channel.written)
+        groups, missing = dict[str | None, np.ndarray](), 0
+        columns = [name] if self.group_column is None else [name, self.group_column]
+        with closing(ahead(source.chunks(columns))) as chunks:
+            for chunk in chunks:
+                indices = _report_indices(source, chunk, name, row, self.channel, self.keep)
+                missing += int((indices < 0).sum())
+                local, cells = group_rows(source, chunk, self.group_column)
+                check_group_count(self.group_column, groups.keys() | set(cells), width)
+                is_present = indices >= 0
+                index = (local[is_present] if self.group_column is not None else 0) * width + indices[is_present]
+                numbers = np.bincount(index, minlength=len(cells) * width).reshape(len(cells), -1)
+                for cell, more in zip(cells, numbers, strict=True):
+                    groups.setdefault(cell, np.zeros(width, np.int64))[:] += more
+                row += len(chunk)
+                raise_if_interrupted()
+        return Tally(groups, missing)
 
-    def join(self, tallies: Iterable[Tallied], where: object) -> Read:
+    def join(self, tallies: Iterable[Tally[np.ndarray]], where: object) -> CountedGroups:
         """Return the counted reports of a release from those of its parts."""
-        return Read.from_tallies(self, tallies, where)
+        numbers, missing = join_tallies(tallies, self.group_column, len(self.channel.written))
+        groups = {cell: Counts(self.channel) for cell in numbers}
+        for cell, counts in groups.items():
+            counts.numbers += numbers[cell]
+        if not any(counts.total for counts in groups.values()):
+            raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
+        return CountedGroups(self, groups, missing)
 
 
 def _in_days(value: date | float, origin: date | None, option: str) -> float:
@@ -160,24 +200,12 @@ def _in_days(value: date | float, origin: date | None, option: str) -> float:
 
 
 @dataclass(frozen=True)
-class Read:
+class CountedGroups:
     """Counted reports of a release."""
 
     selection: Selection
     groups: dict[str | None, Counts]  # sorted; named by cells, None for null or without a column; may have no report
     missing: int  # rows without a report
-
-    @classmethod
-    def from_tallies(cls, selection: Selection, tallies: Iterable[Tallied], where: Any) -> Read:
-        groups, missing = dict[str | None, Counts](), 0
-        for tally in tallies:
-            missing += tally.missing
-            _check_group_count(groups.keys() | tally.groups.keys(), selection)
-            for cell, numbers in tally.groups.items():
-                groups.setdefault(cell, Counts(selection.channel)).numbers += numbers
-        if not any(counts.total for counts in groups.values()):
-            raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        return cls(selection, {cell: groups[cell] for cell in sorted(groups, key=rank)}, missing)
 
 
 def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
@@ -209,18 +237,6 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
     return release, open_source(path, written)
 
 
-def read(
-    path: Path, sidecar: Path | None, column: str | None, group_column: str | None, bounds: tuple[float, float] | None
-) -> Read:
-    """Open a release, and count the reports of a column of numbers, in groups by the cells of another one, ``by``.
-
-    ``column`` may be None where there is only one, and ``bounds`` are for additive noise.
-    """
-    release, source = open_release(path, sidecar)
-    selection = Selection.from_sidecar(release, source.names, path, column, group_column, bounds)
-    return selection.join([selection.tally(source)], path)
-
-
 def check_groups(release: Mapping[str, Any], names: Sequence[str], where: object, group_column: str | None) -> None:
     """Refuse groups by a column that is perturbed, or that is not there once."""
     if group_column is not None:
@@ -250,34 +266,6 @@ def select_column(
     if column is not None and list(columns).count(column) != 1:
         raise ValueError(f"{where}: has {list(columns).count(column)} columns {column!r}")
     return records[column]
-
-
-def tally(source: Source, selection: Selection, row: int = 0) -> Tallied:
-    """Count one source, which begins with that row of its file."""
-    name, group_column, channel = selection.column, selection.group_column, selection.channel
-    groups: dict[str | None, np.ndarray] = {}
-    start, missing, width = row, 0, len(channel.written)
-    chosen = [name] if group_column is None else [name, group_column]
-    with closing(ahead(source.chunks(chosen))) as chunks:
-        for chunk in chunks:
-            indices = _report_indices(source, chunk, name, start, channel, selection.keep)
-            missing += int((indices < 0).sum())
-            local, cells = group_rows(source, chunk, group_column)
-            _check_group_count(groups.keys() | set(cells), selection)
-            is_present = indices >= 0
-            index = (local[is_present] if group_column is not None else 0) * width + indices[is_present]
-            numbers = np.bincount(index, minlength=len(cells) * width).reshape(len(cells), -1)
-            for cell, more in zip(cells, numbers, strict=True):
-                groups.setdefault(cell, np.zeros(width, np.int64))[:] += more
-            start += len(chunk)
-            raise_if_interrupted()
-    return Tallied(groups, missing)
-
-
-def _check_group_count(cells: Collection[str | None], selection: Selection) -> None:
-    if len(cells) * len(selection.channel.written) > _MAX_COUNTS:
-        many = "has too many groups to be counted by report; is it an identifier?"
-        raise click.UsageError(f"--by: {selection.group_column!r} {many}")
 
 
 def _report_indices(
@@ -335,7 +323,7 @@ class EstimateRow(NamedTuple):
 class Estimates:
     """The estimates of every group of a release."""
 
-    counted: Read
+    counted: CountedGroups
     options: EstimateOptions
     rows: list[EstimateRow]
 
@@ -433,14 +421,14 @@ def _group_title(group: str | None) -> str:
     return "(null)" if group is None else display_name(group)
 
 
-def check_panels(counted: Read) -> None:
+def check_panels(counted: CountedGroups) -> None:
     """Refuse, before the work, to draw more groups than a picture can show."""
     count = sum(counts.total > 0 for counts in counted.groups.values())
     if count > MAX_PANELS:
         raise click.UsageError(f"--plot: {count} groups; at most {MAX_PANELS} are drawn")
 
 
-def estimates(counted: Read, settings: EstimateOptions) -> Estimates:
+def estimates(counted: CountedGroups, settings: EstimateOptions) -> Estimates:
     """Estimate from counted reports; it is an error if no group has enough of them for the options."""
     origin = counted.selection.date_origin
     atoms = tuple(_in_days(atom, origin, "--atoms") for atom in settings.atoms or ())

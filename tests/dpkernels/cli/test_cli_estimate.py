@@ -220,12 +220,18 @@ def test_a_group_with_too_few_reports_is_marked_and_the_others_are_answered(run:
     assert_refused(run("estimate", "few.csv", "--by", "plan"), 1, "--by: no group can answer; plan b: reports: 3 are")
 
 
+def counted_groups(path: str) -> dict[str | None, dpk.Counts]:
+    release, source = estimate.open_release(Path(path), None)
+    selection = estimate.Selection.from_sidecar(release, source.names, path, "age", "plan", None)
+    return selection.join([selection.tally(source)], path).groups
+
+
 def group_names(run: Run, cells: pa.Array) -> list[Any]:
     """The names of the groups of a release with these cells, every one of which occurs four times."""
     table = pa.table({"plan": pa.concat_arrays([cells] * 4), "age": np.arange(4.0 * len(cells)) % 100})
     pq.write_table(table, "in.parquet", store_schema=True)
     assert run("perturb", "in.parquet", "out.parquet", *GIVEN, "--force").code == 0
-    groups = estimate.read(Path("out.parquet"), None, "age", "plan", None).groups
+    groups = counted_groups("out.parquet")
     assert {counts.total for counts in groups.values()} == {4}
     return list(groups)
 
@@ -263,7 +269,7 @@ def test_cells_of_another_encoding_are_different_groups(run: Run) -> None:
     rows = [plan + b",%d" % age for plan in (b"\xe4", b"\xf6", b"\xef\xbf\xbd", b"") for age in range(5)]
     Path("in.csv").write_bytes(b"plan,age\n" + b"\n".join(rows) + b"\n")
     assert run("perturb", "in.csv", "out.csv", *GIVEN).code == 0
-    groups = estimate.read(Path("out.csv"), None, "age", "plan", None).groups
+    groups = counted_groups("out.csv")
     assert {name: counts.total for name, counts in groups.items()} == dict.fromkeys(
         ["", "\udce4", "\udcf6", "\ufffd"], 5
     )

@@ -655,11 +655,13 @@ def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
     pq.write_table(released(Path("out")), "one.parquet")
     select = partial(estimate.Selection.from_sidecar, column="age", group_column="plan", bounds=None)
     found = estimates.read("out", select, LocalEngine()).groups
-    alone = estimate.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
+    release, source = estimate.open_release(Path("one.parquet"), Path("out", SIDECAR))
+    selection = select(release, source.names, "one.parquet")
+    alone = selection.join([selection.tally(source)], "one.parquet").groups
     wanted = estimate.Selection("age", "plan", "hybrid", 1.0, found["b"].channel, keep=False, clip=False)
-    parts = [estimate.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
+    parts = [estimate.Tally({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
     groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
-    assert list(found) == list(alone) == list(estimate.Read.from_tallies(wanted, parts, "out").groups) == groups
+    assert list(found) == list(alone) == list(wanted.join(parts, "out").groups) == groups
     assert [one.total for one in found.values()] == [100 + 100 * (group == "b") for group in groups]
     assert all((found[group].numbers == alone[group].numbers).all() for group in groups)
 
@@ -685,13 +687,13 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
     def parts() -> Any:
         for _ in range(9):
             assert sum(one() is not None for one in alive) <= 1
-            part = estimate.Tallied({None: ones.copy()}, 0)
+            part = estimate.Tally({None: ones.copy()}, 0)
             assert len(pickle.dumps(part)) < ones.nbytes + 1000
             alive.append(weakref.ref(part.groups[None]))
             yield part
             del part
 
-    found = estimate.Read.from_tallies(wanted, parts(), "out")
+    found = wanted.join(parts(), "out")
     np.testing.assert_array_equal(found.groups[None].numbers, 9 * ones)
 
 
