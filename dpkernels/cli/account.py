@@ -37,6 +37,9 @@ from dpkernels.staging import write_png
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from accountants.risk import RiskReport
+    from dpkernels.exact.sampler import ExactSampler
+
 _COVERS = (
     "one report of the ideal distribution, in exact arithmetic. Does not cover sampling in floating point (a release "
     "samples the certified integers instead), several reports, which compose, or side channels."
@@ -250,7 +253,7 @@ class SeveralReports:
     numbers: Mapping[str, float | None]  # of reports, by their names in JSON
     text: tuple[str, str]  # the same in words, after its heading
     covers: str
-    sampler: Any = None  # the exact one, if its reports are shuffled
+    sampler: ExactSampler | None = None  # the exact one, if its reports are shuffled
 
     @property
     def tables(self) -> dict[str, Rows]:
@@ -297,7 +300,7 @@ class Risk:
     """What the privacy of one report, or of several, means for one person."""
 
     account: Account | SeveralReports
-    report: Any  # An ``accountants.risk.RiskReport``.
+    report: RiskReport
 
     @classmethod
     def from_account(cls, account: Account | SeveralReports) -> Risk:

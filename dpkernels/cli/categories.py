@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
 import dpkernels
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import format_number, shortest
@@ -111,7 +111,7 @@ class CategoryComparison:
     epsilon: float
     categories: int
     least: float  # the strict bound of the mean squared error of one report
-    rows: list[dict[str, Any]]
+    rows: list[JsonObject]
 
     def to_dict(self) -> list[dict[str, object]]:
         return self.rows

@@ -7,7 +7,7 @@ frequent values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -209,8 +209,8 @@ class CategorySelection:
 
 
 def _read_reports(
-    source: Source, chunks: Iterable[Any], name: str, sampler: CategorySampler, keep: bool, row: int
-) -> Iterator[tuple[Any, np.ndarray, np.ndarray, np.ndarray]]:
+    source: Source, chunks: Iterable[Sized], name: str, sampler: CategorySampler, keep: bool, row: int
+) -> Iterator[tuple[Sized, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield every chunk with its reports, whether each is one, and whether each is missing; the first row is ``row``.
 
     A ValueError names the first cell that is no report, or missing although the release kept none.
@@ -349,9 +349,9 @@ class PrefixSelection:
 
 
 def select_reports(
-    release: Mapping[str, Any],
+    release: JsonObject,
     names: Sequence[str],
-    where: Any,
+    where: object,
     *,
     column: str | None,
     group_column: str | None,
@@ -371,8 +371,8 @@ def select_reports(
 
 
 def select_categories(
-    release: Mapping[str, object],
-    column_record: Mapping[str, Any],
+    release: JsonObject,
+    column_record: JsonObject,
     names: Sequence[str],
     where: object,
     group_column: str | None,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.options import usage_errors
 from dpkernels.cli.terminal import show
@@ -19,6 +20,9 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.search import has_grid, is_solved
 from dpkernels.staging import write_png
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CENTRAL = [name for name, constructor in CONSTRUCTORS.items() if constructor.is_central]
 # Noise that has no parameter without a default besides its budget and sensitivity, on any grid or none.
@@ -51,7 +55,7 @@ class Comparison:
     lower: float | None
     upper: float | None
     sensitivity: float | None
-    rows: list[dict[str, Any]]  # the lowest worst-case variance first
+    rows: list[JsonObject]  # the lowest worst-case variance first
 
     def to_dict(self) -> list[dict[str, object]]:
         return self.rows
@@ -177,7 +181,7 @@ def _covers(name: str, epsilon: float, ratio: float) -> bool:
     return epsilon <= checks.EPSILON_RANGE[1]
 
 
-def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> Any:
+def _figure(curves: dict[str, tuple[np.ndarray, np.ndarray]], epsilon: float, breadth: float | None) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator
     from scipy.interpolate import PchipInterpolator

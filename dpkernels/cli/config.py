@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import click
 
@@ -68,11 +67,11 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
         answer_in_json()
 
 
-def _in_folder(option: click.Option, value: Any, folder: Path) -> object:
+def _in_folder(option: click.Option, value: object, folder: Path) -> object:
     """Return a value with paths as they are from a folder."""
     if not isinstance(option.type, click.Path | CategoryFile):
         return value
-    return [str(folder / path) for path in value] if isinstance(value, list) else str(folder / value)
+    return [str(folder / path) for path in value] if isinstance(value, list) else str(folder / str(value))
 
 
 def _value(option: click.Option, value: object, path: Path) -> object:
@@ -103,7 +102,7 @@ config_options = together(
 )
 
 
-def save(path: Path, context: click.Context, usual: Mapping[str, Any] = MappingProxyType({})) -> None:
+def save(path: Path, context: click.Context, usual: Mapping[str, object] = MappingProxyType({})) -> None:
     """Write the options of a command, those of ``--config`` included, to a new file; OSError if it exists.
 
     ``usual`` are options that the environment gave: a scheduler that runs the file later has another environment.

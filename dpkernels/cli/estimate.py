@@ -6,7 +6,7 @@ A file is read once, in constant memory. The counts of several files are added.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -125,9 +125,9 @@ class Selection:
     @classmethod
     def from_sidecar(
         cls,
-        release: Mapping[str, Any],
+        release: JsonObject,
         names: Sequence[str],
-        where: Any,
+        where: object,
         column: str | None,
         group_column: str | None,
         bounds: tuple[date | float, date | float] | None,
@@ -237,7 +237,7 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
     return release, open_source(path, written)
 
 
-def check_groups(release: Mapping[str, Any], names: Sequence[str], where: object, group_column: str | None) -> None:
+def check_groups(release: JsonObject, names: Sequence[str], where: object, group_column: str | None) -> None:
     """Refuse groups by a column that is perturbed, or that is not there once."""
     if group_column is not None:
         if group_column in [column_record["column"] for column_record in release["columns"]]:
@@ -248,9 +248,7 @@ def check_groups(release: Mapping[str, Any], names: Sequence[str], where: object
             raise click.UsageError(f"--by: {where} has {list(names).count(group_column)} columns {group_column!r}")
 
 
-def select_column(
-    release: Mapping[str, Any], columns: Sequence[str], where: object, column: str | None
-) -> Mapping[str, Any]:
+def select_column(release: JsonObject, columns: Sequence[str], where: object, column: str | None) -> JsonObject:
     """Return the column of a sidecar that is estimated, which may be None where there is only one."""
     records = {record["column"]: record for record in release["columns"]}
     if column is None and len(records) == 1:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from dpkernels.proven import proven
 
 _REQUESTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+Handler = Callable[[int, FrameType | None], object]
 _AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is sent again, when that has returned
 
 
@@ -113,7 +113,7 @@ def importing() -> Iterator[None]:
 
 
 @contextmanager
-def _handled(handlers: dict[Any, Any], last: bool = False) -> Iterator[None]:
+def _handled(handlers: Mapping[signal.Signals, Handler], last: bool = False) -> Iterator[None]:
     # Only the main thread may set handlers; elsewhere, signals are the caller's business.
     if threading.current_thread() is not threading.main_thread():
         handlers = {}

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import click
 
+from dpkernels.bounded_json import JsonObject
 from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, format_amount, minus, parse_budget
 from dpkernels.budgets.ledger import JOURNALS, Entry, Ledger, LedgerError, LedgerState, check_makeable
 from dpkernels.cli.errors import error_text
@@ -128,6 +129,17 @@ class LedgerAccount:
             check(parse_budget(*self.budget), EpsilonDelta(), charge, f"{self.path}: ")
 
 
+class RevocableOutput(Protocol):
+    """The output of a release, which can be deleted as long as no other user can have read it."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Return whether another run can continue this one."""
+
+    def withdraw(self) -> bool:
+        """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
+
+
 @proven("filters#proof")
 @dataclass(frozen=True)
 class LedgerCharge:
@@ -150,7 +162,7 @@ class LedgerCharge:
         rows = {"rows": self.price.rows, "charged_rows": self.price.charged_rows}
         return {"ledger": after.ledger, "charge": entry.id, "time": entry.time, "hash": entry.hash, **rows, **amounts}
 
-    def settle(self, error: BaseException, output: Any) -> str:
+    def settle(self, error: BaseException, output: RevocableOutput) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
         charge, why = f"charge {self.entry.id} of {self.entry.amounts}", ""
         if self.marks:
@@ -180,7 +192,7 @@ class LedgerCharge:
 
 @contextmanager
 def charging(
-    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: object
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: RevocableOutput
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
@@ -201,7 +213,7 @@ def charging(
 
 @contextmanager
 def resuming(
-    ledger_account: LedgerAccount | None, price: Callable[[], Price], charge: Mapping[str, Any] | None, output: Any
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], charge: JsonObject | None, output: RevocableOutput
 ) -> Iterator[LedgerCharge | None]:
     """Yield the charge that a killed run has made, which stays; a click.UsageError says that it is not in the ledger.
 
@@ -256,7 +268,7 @@ def _marks(state: LedgerState, charge: int) -> int:
 
 
 @contextmanager
-def settling(charged: Callable[[], LedgerCharge | None], output: object) -> Iterator[None]:
+def settling(charged: Callable[[], LedgerCharge | None], output: RevocableOutput) -> Iterator[None]:
     """Settle the charge of a failed release, if one was made, and let the error say what became of it."""
     try:
         yield

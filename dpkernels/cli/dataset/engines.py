@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import click
@@ -44,7 +45,7 @@ class LocalEngine:
     def ready(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
+    def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[object]:
         """Yield the results of the task for the parts as they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
@@ -76,7 +77,7 @@ class RayEngine:
     resources: Mapping[str, float] = field(default_factory=dict)
     retries: int = 10  # of one part
 
-    def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[Any]:
+    def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[object]:
         """Yield the results as threads do; OSError if a part failed as often as it may be tried."""
         import ray
         import ray.cloudpickle as pickle
@@ -161,7 +162,7 @@ def _watched(socket: str) -> Iterator[None]:
                 watch.communicate(b".")
 
 
-def _restore(handler: Any) -> None:
+def _restore(handler: Callable[[int, FrameType | None], object] | int | None) -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -292,7 +292,7 @@ def results(
 
 
 @dataclass(frozen=True)
-class DatasetPlan(Plan):
+class DatasetPlan(Plan[Folder]):
     """A release of a dataset whose files are known, in parts in the order of their rows."""
 
     parts: tuple[Part, ...]
@@ -403,7 +403,7 @@ class DatasetPlan(Plan):
         return done
 
 
-def _identity(part: Part) -> list[Any]:
+def _identity(part: Part) -> list[str | int]:
     """Return the file and the rows of a part. On this machine a file that was written again has another identity."""
     identity = [str(part.file), *part.stamp, *(part.groups or ()), part.name, part.row, part.first, part.rows]
     if part.file.local is None:
@@ -418,7 +418,7 @@ def _mark(charge: LedgerCharge | None) -> None:
         mark(charge.ledger, charge.entry.id, charge.marks)
 
 
-def _done(entry: Mapping[str, Any]) -> Done:
+def _done(entry: JsonObject) -> Done:
     """Return what the journal says of a complete part."""
     written = WrittenFile(entry["sha256"], entry["bytes"], entry["name"], entry["rows"], entry["input"])
     return Done(entry["read"], entry["kept"], written, tuple(entry["lost"]))

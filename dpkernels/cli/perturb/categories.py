@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from dpkernels.cli.files.categories import CategoryReports, category_codes
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.perturb.sidecar import Column
 from dpkernels.cli.terminal import private
+from dpkernels.exact.categorical.sampler import CategorySampler
 from dpkernels.release.categories import MISSING, UNKNOWN, released_reports
 
 
@@ -23,7 +23,7 @@ def perturb_categories(
     ``offset`` leads from a row of the file to the row of the release. A ValueError names the first cell that is no
     category.
     """
-    sampler: Any = column.sampler
+    sampler: CategorySampler = column.sampler
     mechanism = sampler.mechanism
     cells = source.labels(chunk, str(column.name))
     codes = category_codes(cells, mechanism, source.markers)

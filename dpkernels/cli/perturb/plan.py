@@ -14,7 +14,7 @@ from decimal import Decimal
 from io import BufferedIOBase
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 import numpy as np
@@ -34,7 +34,7 @@ from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, 
 from dpkernels.cli.options import flag, single
 from dpkernels.cli.perturb import queries as of_rows
 from dpkernels.cli.perturb.categories import perturb_categories
-from dpkernels.cli.perturb.output import Output, StandardOutput, check_target, sidecar_path
+from dpkernels.cli.perturb.output import ClaimedOutput, Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.perturb.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, label, listed
@@ -47,6 +47,9 @@ from dpkernels.release.charges import DIFFERENT_PEOPLE, SAME_PEOPLE, is_statisti
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError, report_type
 from dpkernels.staging import descriptor_path, naming, sha256_and_size
+
+if TYPE_CHECKING:
+    from dpkernels.cli.dataset.folder import StoreFolder
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 _NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
@@ -177,8 +180,8 @@ def _column_function(
 
 
 def _columns(
-    spec: ReleaseSpec, source: Source, chunks: Iterable[Any], functions: Mapping[str | None, object], row: int
-) -> Iterator[tuple[Any, dict[str | None, Any], np.ndarray | None]]:
+    spec: ReleaseSpec, source: Source, chunks: Iterable[Sized], functions: Mapping[str | None, object], row: int
+) -> Iterator[tuple[Sized, dict[str | None, Numbers | CategoryReports], np.ndarray | None]]:
     """Yield each chunk with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
     bounds = [
         None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
@@ -518,8 +521,11 @@ def in_days(options: Mapping[str, object], origin: date | None, where: str) -> d
     return numbers
 
 
+Destination = TypeVar("Destination", bound="ClaimedOutput | StoreFolder")
+
+
 @dataclass(frozen=True)
-class Plan(abc.ABC):
+class Plan(abc.ABC, Generic[Destination]):
     """A release whose options have been checked; ``label`` is that of its entry in the ledger."""
 
     spec: ReleaseSpec
@@ -532,7 +538,7 @@ class Plan(abc.ABC):
         """Return the number of values that each column of the input has, missing ones too."""
 
     @abc.abstractmethod
-    def output(self) -> AbstractContextManager[Any]:
+    def output(self) -> AbstractContextManager[Destination]:
         """Return the output, ready to be written, which is withdrawn unless it is committed."""
 
     @abc.abstractmethod
@@ -540,7 +546,7 @@ class Plan(abc.ABC):
         """Estimate the size of the output."""
 
     @abc.abstractmethod
-    def write(self, output: Any, progress: bool | None) -> list[Done]:
+    def write(self, output: Destination | None, progress: bool | None) -> list[Done]:
         """Perturb every value, or without an output check it; return the result of every part in order."""
 
     def price(self) -> Price:
@@ -570,11 +576,11 @@ class Plan(abc.ABC):
                 self._commit(output, ledger_charge, to_json(release, written), [file.name for file in written])
         return release
 
-    def _charging(self, output: Any) -> AbstractContextManager[LedgerCharge | None]:
+    def _charging(self, output: Destination) -> AbstractContextManager[LedgerCharge | None]:
         """Charge the ledger, if there is one, and settle the charge if the release fails."""
         return charging(self.ledger_account, self.price, self.label, output)
 
-    def _commit(self, output: Any, charge: LedgerCharge | None, sidecar: str, names: Sequence[str]) -> None:
+    def _commit(self, output: Destination, charge: LedgerCharge | None, sidecar: str, names: Sequence[str]) -> None:
         output.commit(sidecar, names)
 
     @abc.abstractmethod
@@ -608,7 +614,7 @@ class Plan(abc.ABC):
 
 
 @dataclass(frozen=True)
-class FilePlan(Plan):
+class FilePlan(Plan[Output | StandardOutput]):
     """A release of one file; to standard output if the target is ``DASH``."""
 
     source: Source

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from dpkernels.bounded_json import brief
+from dpkernels.bounded_json import JsonObject, brief
 from dpkernels.budgets.filters import EpsilonDelta, format_amount, parse_budget
 from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import RowError, error_text
@@ -31,7 +31,7 @@ from dpkernels.cli.terminal import private
 from dpkernels.cli.text import label
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate, ExactBatch
-from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.noise.certificate import AdditiveCertificate
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
@@ -39,6 +39,8 @@ from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven
 
 if TYPE_CHECKING:
+    from dpkernels.cli.perturb.sidecar import RowOptions
+    from dpkernels.distributions.base import Noise
     from dpkernels.mechanisms.base import Mechanism
 
 # The parameters that a column may have; a weight is of a row's variance in the sum that ``--together`` makes small.
@@ -83,7 +85,7 @@ class QueryRequest:
             raise click.UsageError("--epsilon-column: --together divides one budget; leave one of them out")
         return request
 
-    def check(self, source: Source, perturbed: Sequence[str | None], row_options: Any) -> None:
+    def check(self, source: Source, perturbed: Sequence[str | None], row_options: RowOptions) -> None:
         """Refuse columns that are not there or are private, and treatments of rows that move or drop queries."""
         if not source.names:
             raise click.UsageError(f"--together: is for files with columns; {source.path} is one array")
@@ -124,7 +126,7 @@ class QueryRequest:
             column.setflags(write=False)
         return Queries(self.columns, {p: columns[name] for p, name in self.columns.items()}, self.together, rows)
 
-    def _check_ranges(self, source: Source, chunk: Any, values: Mapping[str, np.ndarray], start: int) -> None:
+    def _check_ranges(self, source: Source, chunk: Sized, values: Mapping[str, np.ndarray], start: int) -> None:
         for parameter in ("sensitivity", "epsilon", "weight"):
             if parameter in values and (is_invalid := values[parameter] <= 0).any():
                 self._refuse(source, chunk, start, parameter, is_invalid, values, "is not positive")
@@ -331,7 +333,7 @@ def _better_noise(
     return "laplace" if laplace <= gaussian else "gaussian"
 
 
-def _noise(name: str, options: Mapping[str, object], budget: EpsilonDelta) -> Any:
+def _noise(name: str, options: Mapping[str, object], budget: EpsilonDelta) -> Noise:
     """Return the noise of a mechanism with the whole budget and sensitivity 1, of which the shape counts."""
     constructor = named(name)
     if "sensitivity" not in constructor.options or constructor.is_central:
@@ -382,19 +384,23 @@ class StatedQueries:
                     position = source.position(chunk, start + int(differs.argmax()), start)
                     raise CertificateError(f"column {name!r}: {position} is not the {parameter} of its certificate")
 
-    def rebuilt(self, column: Mapping[str, Any]) -> ExactBatch:
+    def rebuilt(self, column: JsonObject) -> ExactBatch:
         """Return the exact sampler of the rows, made again from the mechanism's name, the options and the claims."""
         values = {name: self.certificate.claims[name] for name in self.columns}
         queries = Queries(self.columns, values, None, len(self.certificate.table_index))
         return build(column["mechanism"], column["options"], queries)[1]
 
 
-def stated_queries(release: Mapping[str, Any], certificate: Any) -> StatedQueries | None:
+def stated_queries(release: JsonObject, certificate: Certificate) -> StatedQueries | None:
     """Return what a sidecar states about its rows, or None; a CertificateError if that cannot be, or is not so."""
-    is_batch, queries = isinstance(certificate, BatchCertificate), release.get("queries")
-    if not is_batch and queries is None:
+    queries = release.get("queries")
+    if not isinstance(certificate, BatchCertificate) and queries is None:
         return None
-    if not is_batch or type(queries) is not dict or queries.keys() != {"columns", "together"}:
+    if (
+        not isinstance(certificate, BatchCertificate)
+        or type(queries) is not dict
+        or queries.keys() != {"columns", "together"}
+    ):
         raise CertificateError("queries: are missing, or of a certificate that is not of a batch")
     columns, amounts = queries["columns"], queries["together"]
     if type(columns) is not dict or not all(p in PARAMETERS and type(name) is str for p, name in columns.items()):

@@ -137,7 +137,7 @@ def exact_totals(columns: Sequence[StatedGuarantee], values_per_row: int) -> Eps
     return EpsilonDelta(Fraction(values_per_row * epsilon), Fraction(values_per_row * delta))
 
 
-def interval(certificate: Any, decimals: int | None) -> dict[str, float] | None:
+def interval(certificate: object, decimals: int | None) -> dict[str, float] | None:
     """Return the interval [released - below, released + above] of a true value as JSON; None for bounded mechanisms.
 
     It is the same for every float64. Rounding to float32 adds up to half a unit in the last place of the value.

@@ -57,7 +57,7 @@ from dpkernels.cli.terminal import public
 from dpkernels.cli.text import display_name, listed
 from dpkernels.decimals import shortest
 from dpkernels.exact.batches import BatchCertificate
-from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
 
@@ -135,7 +135,7 @@ def _check_same(word: str, stated: object, actual: object, where: str = "its col
 
 
 def _verified_output(
-    release: JsonObject, columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
+    release: JsonObject, columns: list[VerifiedColumn], files: list[tuple[Path, JsonObject]], path: Path
 ) -> str:
     """Check all files of a release, and return a sentence about the result.
 
@@ -329,7 +329,7 @@ def _declared(name: str, value: object) -> str:
 
 def _column(record: JsonObject, release: JsonObject) -> VerifiedColumn:
     try:
-        certificate: Any = parse_certificate(record["certificate"])
+        certificate = parse_certificate(record["certificate"])
         queries = stated_queries(release, certificate)
         claims = guarantee(certificate)
         for word, claim in claims.stated.items():  # beside the certificate, in both parts of a mixture
@@ -357,23 +357,23 @@ def _rebuilt(record: JsonObject) -> ExactSampler:
     return build_exact_sampler(record["mechanism"], options)[1]
 
 
-def _difference(record: JsonObject, certificate: Any, queries: StatedQueries | None) -> str:
+def _difference(record: JsonObject, certificate: Certificate, queries: StatedQueries | None) -> str:
     """Return how the mechanism, made again from its name and options, differs; empty if it does not."""
     try:
         sampler = _rebuilt(record) if queries is None else queries.rebuilt(record)
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {error_text(error)}"
-    recorded, remade = record["parameters"], parameters(sampler.mechanism)
+    recorded, remade, rebuilt = record["parameters"], parameters(sampler.mechanism), sampler.certificate
     if recorded.keys() != remade.keys() or not all(is_same(recorded[name], remade[name]) for name in remade):
         return f" has the parameters {remade}, not {_shortened(str(recorded))}"
-    if not isinstance(sampler.certificate, type(certificate)):
+    if not isinstance(rebuilt, type(certificate)):
         return " has another table"
     if is_categorical(certificate):
-        return "" if sampler.certificate == certificate else " has other integers"
-    if isinstance(certificate, BatchCertificate):
-        return "" if is_same_batch(sampler.certificate, certificate) else " has other tables"
+        return "" if rebuilt == certificate else " has other integers"
+    if isinstance(certificate, BatchCertificate) and isinstance(rebuilt, BatchCertificate):
+        return "" if is_same_batch(rebuilt, certificate) else " has other tables"
     for fact in ("worst_variance", "lowest", "highest"):  # Noise without an end has no lowest and no highest value.
-        if not is_same(getattr(sampler.certificate, fact), getattr(certificate, fact)):
+        if not is_same(getattr(rebuilt, fact), getattr(certificate, fact)):
             return " has another table"
     return ""
 
@@ -439,7 +439,7 @@ class MechanismCertificate:
 
     name: str
     sampler: ExactSampler
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
 
     def to_dict(self) -> dict[str, object]:
         sampler, values = self.sampler, parameters(self.sampler.mechanism)
