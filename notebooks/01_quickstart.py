@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Perturb a real table, and get its means back
 #
-# What is left of a table when every single value is hidden? The data are 5,638 people in the first year of the RAND
-# Health Insurance Experiment: age, family income and visits to a doctor. Every value gets noise of its own, as if each
-# person had reported a perturbed number (local differential privacy). The reports stay in a known interval, are right
-# on average, and come from a sampler whose distribution is verified in integers.
+# This notebook perturbs every value of a table and then estimates the means from the noisy values. The data are 5,638
+# people in the first year of the RAND Health Insurance Experiment: age, family income and visits to a doctor. Every
+# value gets independent noise, as if each person had reported a perturbed number (local differential privacy). The
+# reports are bounded and unbiased. The sampler draws integers, and their distribution is verified.
 
 # %%
 from pathlib import Path
@@ -33,9 +33,9 @@ table.head()
 # %% [markdown]
 # ## Intervals and budgets come first
 #
-# An interval must be fixed before the data are seen: it is part of the mechanism. A value outside is refused, or
-# clipped if asked. The budget of a row is the sum over its columns, here 1 + 1 + 1 = 3; two rows that differ in these
-# columns in any way are neighbours.
+# The interval of a column is part of the mechanism, so fix it before you see the data. A value outside the interval is
+# refused, or clipped if you ask for it. The budget of a row is the sum over its columns, here 1 + 1 + 1 = 3. Two rows
+# are neighbours if they differ in any of these columns.
 
 # %%
 bounds = {"age": (0, 100), "income": (0, 30_000), "visits": (0, 80)}
@@ -44,7 +44,7 @@ private = dpk.perturb(table, mechanisms)
 private.head()
 
 # %% [markdown]
-# A single report is hardly of use: its standard deviation is about the width of the interval.
+# A single report carries little information: its standard deviation is about the width of the interval.
 
 # %%
 figure, axes = plt.subplots(2, 3, figsize=(11, 5.5), layout="constrained")
@@ -66,8 +66,9 @@ figure.suptitle("Before and after: eps = 1 a value, type-I piecewise mechanism, 
 plt.show()
 
 # %% [markdown]
-# *Figure 1. Top: the data. Bottom: the reports, which spread over an interval four times as wide as the input's
-# (shaded); their histogram is the data's, blurred by the mechanism's wide window on a flat base.*
+# *Figure 1. Top: the data. Bottom: the reports, which spread over an interval four times as wide as that of the inputs
+# (shaded). The distribution of the reports is that of the data, smoothed by the wide window and the flat base of the
+# mechanism.*
 #
 # **Result:** a histogram of the reports does not show the shape of the data. Single values are hidden.
 #
@@ -94,8 +95,8 @@ means = pd.DataFrame(rows).set_index("column")
 means.round(2)
 
 # %% [markdown]
-# The noise is a fixed fraction of the interval's width: an interval of 0 to 80 visits costs far more than the 2.9
-# visits people make. A narrower interval with clipping trades noise for bias:
+# The standard deviation of the noise is proportional to the width of the interval. For visits, the interval from 0 to
+# 80 gives much more noise than the mean of 2.9 visits. A narrower interval with clipping has less noise, but a bias:
 
 # %%
 narrow = dpk.piecewise(epsilon=1.0, lower=0, upper=10)
@@ -107,7 +108,7 @@ print(f"estimate  {clipped.value:.2f}, interval {low:.2f} to {high:.2f}")
 # %% [markdown]
 # ## Which mechanism
 #
-# Several bounded mechanisms are unbiased. Which one has the least variance for its worst input?
+# Several bounded mechanisms are unbiased. Figure 2 compares their worst-case variances.
 
 # %%
 epsilons = np.geomspace(0.2, 6, 25)
@@ -135,8 +136,8 @@ plt.show()
 #
 # ## The certificate
 #
-# A release samples integers. The certificate is computed from these integers, with fractions, and can travel with
-# the data: it says what is guaranteed and what is not.
+# A release samples integers. The certificate is computed from these integers in exact arithmetic, and can be stored
+# with the data. It states the guarantee and its limits.
 
 # %%
 certificate = dpk.exact_sampler(mechanisms["age"]).certificate

@@ -11,16 +11,16 @@
 # ---
 
 # %% [markdown]
-# # Budget recycling: what it buys, and where its published accounting breaks
+# # Budget recycling: its benefit, and the errors of its published accounting
 #
-# Does it pay to draw noise again when it is too large, and is the published price right?
+# Does it pay to draw noise again when it is too large, and is the published privacy cost correct?
 #
-# Budget recycling (Jiang et al. 2024) draws noise from a kernel and, where |noise| exceeds a tolerance theta, draws
-# again with probability q. More reports land within theta of the truth. What that costs in privacy is the question
-# here: the source's formula treats two losses as independent which are not.
+# Budget recycling (Jiang et al. 2024) draws noise from a kernel. If |noise| exceeds a tolerance theta, it draws again
+# with probability q. More reports are then within theta of the true value. This notebook computes the exact privacy
+# cost, and compares it with the published formula, which treats two dependent losses as independent.
 #
-# Throughout: noise is added to one number; neighbouring datasets have numbers at most D apart; a guarantee is (eps,
-# delta)-DP of one report. `accountants` computes delta from the density itself.
+# Throughout, noise is added to one number, neighbouring datasets have numbers at most D apart, and a guarantee is the
+# (eps, delta)-DP of one report. `accountants` computes delta from the density itself.
 
 # %%
 from pathlib import Path
@@ -40,8 +40,8 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## The noise
 #
-# For eps = 2, D = 1, theta = 1: the Gaussian kernel that meets the budget alone, and the recycled noise with sigma and
-# q tuned for the largest P(|noise| <= theta). Both are exactly (2, 1e-5)-DP.
+# The first figure has two kinds of noise for eps = 2, D = 1, theta = 1: Gaussian noise, and recycled Gaussian noise
+# with sigma and q tuned for the largest P(|noise| <= theta). Both are exactly (2, 1e-5)-DP.
 
 # %%
 alone = calibrate.gaussian(epsilon=2.0, delta=DELTA).noise
@@ -60,12 +60,13 @@ print(f"P(|noise| <= 1): kernel alone {alone.mass(-1, 1):.4f}, recycled {tuned.a
 print(f"standard deviation: kernel alone {alone.sigma:.2f}, recycled {tuned.variance**0.5:.2f}")
 
 # %% [markdown]
-# *Figure 1. Recycling moves mass from the tails into [-theta, theta]. The step at theta is a loss of -ln(1 - q), on top
-# of the kernel's.*
+# *Figure 1. Recycling moves mass from the tails into [-theta, theta]. The step at theta adds -ln(1 - q) to the privacy
+# loss of the kernel.*
 #
 # ## Acceptance
 #
-# P(|noise| <= 1) against eps, for D = 1 and D = 5, delta = 1e-5. Four ways to spend the same budget:
+# The acceptance is P(|noise| <= 1). Figure 2 shows it over eps, for D = 1 and D = 5 at delta = 1e-5, for four
+# mechanisms with the same budget:
 #
 # - *kernel alone*: the analytic Gaussian;
 # - *published*: Jiang's Algorithms 1 and 2 choose q and the kernel's share of eps;
@@ -111,18 +112,19 @@ figure.suptitle("Acceptance at theta = 1, delta = 1e-5")
 plt.show()
 
 # %% [markdown]
-# *Figure 2. Share of reports within theta = 1 of the truth (no unit), higher is better. Markers are computed, lines
-# join them.*
+# *Figure 2. Share of reports within theta = 1 of the true value (no unit), higher is better. Markers are computed,
+# lines connect them.*
 #
-# At eps = 2, D = 1 the published algorithms raise the acceptance from 0.384 to 0.466, exact accounting to 0.766. But
-# plain Laplace noise has 0.865, with delta = 0: where D = theta, recycling a Gaussian does not pay. Where D is 5 theta
-# it does from eps = 2 on: 0.648 at eps = 3, against 0.451 of Laplace noise. The last column of the table is what the
-# published choice really spends of delta = 1e-5: at theta = 1 at most half of it, and hardly any at eps = 3.
+# At eps = 2 and D = 1, the published algorithms raise the acceptance from 0.384 to 0.466, and exact accounting raises
+# it to 0.766. But plain Laplace noise has 0.865, with delta = 0. So if D = theta, recycled Gaussian noise does not pay.
+# If D is 5 theta, it pays from eps = 2 on: at eps = 3 it has 0.648, and Laplace noise 0.451. The last column of the
+# table is the true delta of the published choice, for a target of 1e-5. At theta = 1 it is at most half of the target,
+# and almost 0 at eps = 3.
 #
 # ## Where the published accounting is unsound
 #
-# For small theta the formula wastes budget. For large theta it breaks its promise. Algorithm 1 is given a Gaussian
-# kernel and asked for the largest q with (3, 1e-5)-DP, D = 1; here is the delta that this q has.
+# For small theta the published formula wastes budget, and for large theta it is not private. Algorithm 1 takes a
+# Gaussian kernel and returns the largest q for (3, 1e-5)-DP at D = 1. Figure 3 shows the true delta of this q.
 
 # %%
 theta = np.linspace(0.5, 8.0, 41)
@@ -144,10 +146,10 @@ plt.show()
 # *Figure 3. True delta (no unit, log scale) of the published choice of q; above the black line the claim is false.
 # Dotted: theta = 2.5 sigma of the kernel of the same colour.*
 #
-# A report just within theta for one dataset is outside for its neighbour. Its loss is that of the step and of the
-# kernel there, -ln(1 - q) + (2 theta D + D^2)/(2 sigma^2). The formula averages over the kernel's loss as if it did not
-# depend on where the report is. Where the sum exceeds eps, the mass near theta counts towards delta, and the formula
-# misses most of it. The numbers for the red kernel, whose own budget is (2.7, 1e-5):
+# A report just within theta for one dataset may be outside for its neighbour. Its loss is the sum of the losses of the
+# step and of the kernel at this point, -ln(1 - q) + (2 theta D + D^2)/(2 sigma^2). The formula averages over the loss
+# of the kernel as if it did not depend on the report. If the sum exceeds eps, the mass near theta contributes to delta,
+# and the formula misses most of it. These are the numbers for the red kernel, which alone is (2.7, 1e-5)-DP:
 
 # %%
 kernel = calibrate.gaussian(epsilon=2.7, delta=DELTA).noise
@@ -176,8 +178,9 @@ unsound
 # At theta = 5 the q of 0.729 has a delta of 1.23e-3: 123 times the claim. Exact accounting allows q = 0.511 there, and
 # up to theta = 4 a larger q than the published one.
 #
-# Laplace kernels are no remedy. With them Algorithm 2, which also chooses the kernel's share of eps, exceeds delta 2
-# and 4 times below. Exact accounting reaches the same acceptance within the budget:
+# Laplace kernels do not solve the problem. With them, Algorithm 2, which also chooses the kernel's share of eps,
+# exceeds delta by factors of 2 and 4 in the table below. Exact accounting reaches the same acceptance within the
+# budget:
 
 # %%
 laplace = []
@@ -193,12 +196,12 @@ pd.DataFrame(laplace, columns=columns)
 # %% [markdown]
 # ## A release
 #
-# Total visits to a doctor by age group, from the RAND Health Insurance Experiment (5,638 people). Each person's visits
-# are cut at 50 before they are added up, so one person more or less changes one total, by at most D = 50. We want
-# totals within theta = 10 visits as often as possible, at (3, 1e-5).
+# This example releases the total number of visits to a doctor by age group, from the RAND Health Insurance Experiment
+# (5,638 people). The visits of each person are cut at 50, so one person more or less changes one total by at most
+# D = 50. The released totals should be within theta = 10 visits as often as possible, at (3, 1e-5).
 #
-# Neighbouring: one person added or removed. Each person is in one group, so the budget covers all totals together. The
-# age groups were fixed without looking at the data. A second release would cost a second budget.
+# Neighbouring datasets differ by one person, added or removed. Each person is in one group, so the budget covers all
+# totals together. The age groups were fixed without looking at the data. A second release would cost a second budget.
 
 # %%
 people = pd.read_csv(Path("data") / "rand_hie.csv")
@@ -212,7 +215,7 @@ columns = {"visits": totals, "released": released, "error": released - totals}
 pd.DataFrame(columns).set_index(pd.Index(names, name="age")).round(1)
 
 # %% [markdown]
-# The claim is delta at eps = 3 from the density; the certificate is the same from the integers that were sampled.
+# The claim is the delta of the density at eps = 3. The certificate has the delta of the sampled integers.
 
 # %%
 print(f"kernel sigma {mechanism.noise.kernel.sigma:.1f} visits, q {1 - mechanism.noise.outside:.3f}")
@@ -227,9 +230,9 @@ print(f"within 10 visits: {share:.4f} of a million draws, {mechanism.noise.accep
 assert abs(share - mechanism.noise.acceptance) < 0.005
 
 # %% [markdown]
-# Recycled noise is better than the Gaussian in every row below. Against Laplace noise it has larger errors beyond
-# theta, and a larger mean absolute error. Use recycling where only the tolerance counts. Where errors of all sizes
-# matter, Laplace noise is better here.
+# Recycled noise is better than Gaussian noise in every row below. Compared with Laplace noise, it has larger errors
+# beyond theta and a larger mean absolute error. Use recycling if only the tolerance counts. If errors of all sizes
+# matter, Laplace noise is better in this example.
 
 # %%
 gaussian = calibrate.gaussian(epsilon=3.0, delta=DELTA, sensitivity=50.0).noise

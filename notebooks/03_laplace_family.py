@@ -13,14 +13,14 @@
 # %% [markdown]
 # # The Laplace family: truncated, merged, staircase
 #
-# Is there additive noise with less error than Laplace and Gaussian noise at the same budget? Two mechanisms of
-# Mugunthan, Xiao and Kagal (2020), with the tables of their appendix computed again, and corrected:
+# Is there additive noise with less error than Laplace and Gaussian noise at the same budget? This notebook examines two
+# mechanisms of Mugunthan, Xiao and Kagal (2020). It recomputes the tables of their appendix, and corrects one of them.
 #
 # - *truncated Laplace*: Laplace noise cut to [A, B], which costs a delta;
 # - *merged Laplace*: the log-density falls at different rates on different segments.
 #
-# Neighbouring, throughout: datasets whose true values differ by at most D = 1. A guarantee covers one report, as a
-# density in exact arithmetic; a release samples integers and is certified by itself (last section).
+# Neighbouring datasets have true values that differ by at most D = 1. A guarantee covers one report, as a density in
+# exact arithmetic. A release samples integers, which have a separate certificate (last section).
 
 # %%
 import sys
@@ -71,16 +71,16 @@ panels[1].set(title="Pure DP: eps = 5", ylim=(1e-8, 20))
 plt.show()
 
 # %% [markdown]
-# *Figure 1. Log densities. Left: the truncated Laplace ends where its tails have spent delta. Right: at the same pure
-# budget, merged Laplace and staircase fall steeply first, then are flat up to D.*
+# *Figure 1. Log densities. Left: truncated Laplace noise is cut where the probability of the tails equals delta. Right:
+# at the same pure budget, merged Laplace and staircase noise decrease steeply near 0, and are then flat up to D.*
 #
 # ## First table: truncated Laplace against the Gaussian
 #
-# Scale D/eps, cut at the symmetric bound B = (D/eps) ln(1 + (e^eps - 1)/(2 delta)). sigma is the analytic Gaussian's at
-# the same (eps, delta). The source's columns are A, L1* = E|X|/sigma and L2* = E[X^2]/sigma^2. These are all 31 rows of
-# its appendix table B; the computed values agree with the printed ones to the last digit. The two columns on the right
-# are ours: E|X| divided by the Gaussian's own E|X|, and the delta that the truncated density really has at eps, by
-# `accountants.delta`.
+# The noise has scale D/eps and is cut at the symmetric bound B = (D/eps) ln(1 + (e^eps - 1)/(2 delta)). For comparison,
+# sigma is that of the analytic Gaussian at the same (eps, delta). The columns of the source are A, L1* = E|X|/sigma and
+# L2* = E[X^2]/sigma^2. The table has all 31 rows of its appendix table B; the computed values agree with the printed
+# values to the last digit. We add the two columns on the right: E|X| divided by that of the Gaussian, and the true
+# delta of the truncated density at eps, by `accountants.delta`.
 
 # %%
 printed_b = tables()["Mugunthan 2020, appendix table B"]
@@ -99,9 +99,9 @@ assert np.allclose(table["realised delta"], table["delta"], rtol=1e-6)
 table
 
 # %% [markdown]
-# No correction is needed here, and the claim is exact: delta is used up. One reading aid: L1* divides a mean absolute
-# error by a standard deviation. Like for like, E|X| by E|X|, the ratio is 1/0.798 times as large: 0.32 in the first
-# row, not 0.25. So all 31 rows hold as printed.
+# All 31 rows hold as printed, and the noise uses its delta exactly. Note that L1* divides a mean absolute error by a
+# standard deviation. The ratio of the two mean absolute errors is 1/0.798 times as large: 0.32 in the first row, not
+# 0.25.
 #
 # ### Over all budgets
 
@@ -135,16 +135,17 @@ print(f"eps towards 0: {np.sqrt(2 * np.pi) / 4 / np.sqrt(2 / np.pi):.3f} in E|X|
 # %% [markdown]
 # *Figure 2. Cost ratios (no unit) over eps; below 1 the truncated Laplace has the smaller error.*
 #
-# So the first claim of the source, less error than the analytic Gaussian, holds for one report on the whole grid; the
-# largest ratio is 0.889, at delta = 0.01. Where eps is far below delta the noise is nearly uniform on +-D/(2 delta),
-# and the ratios tend to 0.785 and 0.524. Two things it does not say: with many reports composition favours the Gaussian
-# (notebook 4), and truncated noise spends its delta on reports that give a neighbour away for certain.
+# The first claim of the source, less error than the analytic Gaussian, holds for one report on the whole grid. The
+# largest ratio is 0.889, at delta = 0.01. If eps is far below delta, the noise is nearly uniform on +-D/(2 delta), and
+# the ratios tend to 0.785 and 0.524. The source does not mention two disadvantages. With many reports, composition
+# favours the Gaussian (notebook 4). And with probability delta, truncated noise reveals with certainty which neighbour
+# is the true one.
 #
 # ### The asymmetric case
 #
-# B may be below the symmetric bound B*, down to B_min; A then moves out. That interval has length of about delta D/(eps
-# (e^eps - 1)), and the noise is biased. Above B* the noise is the mirror image, |A| < |B|, which the source does not
-# write out: A moves in, towards -B_min. Here for a delta as large as 0.05:
+# B may be below the symmetric bound B*, down to B_min; |A| then increases. The interval from B_min to B* has a length
+# of about delta D/(eps (e^eps - 1)), and the noise is biased. Above B* the noise is the mirror image with |A| < |B|,
+# which the source does not write out: A approaches -B_min. The table has a large delta of 0.05:
 
 # %%
 eps, delta = 1.0, 0.05
@@ -165,17 +166,18 @@ assert (costs.drop(3) > symmetric).to_numpy().all()
 asymmetric
 
 # %% [markdown]
-# Every asymmetric choice costs more in E|X| and in E[X^2] than the symmetric one in the fourth row. At a small delta
-# the interval of choices is too short to matter.
+# Every asymmetric choice costs more in E|X| and in E[X^2] than the symmetric one in the fourth row. At a small delta,
+# the interval of possible B is too short to matter.
 #
 # ## Second table: merged Laplace
 #
-# Rates r1, r2, r3 on |x| up to c1, up to c2, and beyond, continuous. The budget of such a density over a shift D is the
-# largest integral of the rate over a window of length D, which `accountants.epsilon` computes. In the authors' code for
-# three segments the third piece has e^(-c2 r3) where continuity needs e^(+c2 r3). *As published* is that function,
-# integrated; it is not a density, and it steps down at c2, by e^(2 c2 r3). All 35 rows of appendix table C as printed
-# (plain Laplace noise at eps3, one break at c1, two breaks; the library computes every one to the printed digit), the
-# mass of the function with the slip, and the corrected two breaks:
+# The log density of merged Laplace noise is continuous, and decreases at the rates r1 up to c1, r2 up to c2, and r3
+# beyond. Its epsilon for a shift D is the largest integral of the rate over an interval of length D, which
+# `accountants.epsilon` computes. In the authors' code for three segments, the third piece has the factor e^(-c2 r3),
+# but continuity requires e^(+c2 r3). The column *as published* integrates the function of this code. It is not a
+# density, and it has a step at c2 by the factor e^(2 c2 r3). The table has all 35 rows of appendix table C as printed
+# (plain Laplace noise at eps3, one break at c1, two breaks; the library reproduces every printed digit), the mass of
+# the erroneous function, and the corrected values for two breaks:
 
 # %%
 printed_c = tables()["Mugunthan 2020, appendix table C"]
@@ -207,17 +209,17 @@ shown
 
 # %% [markdown]
 # The corrected costs are above those of plain Laplace noise in all 35 rows, by 1 to 30 % in E|X| and 1 to 46 % in
-# E[X^2].
-# All segments are at least as long as D here, so the budget is the largest rate, and a smaller rate anywhere only makes
-# the noise wider. The second claim of the source, that merging lowers the cost, does not hold for these rows.
+# E[X^2]. All segments are at least as long as D, so the budget depends only on the largest rate, and a smaller rate
+# elsewhere makes the noise wider. The second claim of the source, that merging reduces the cost, does not hold for
+# these rows.
 #
-# Dividing the published function by its mass (0.65 in the first row) would not rescue it: the step at c2 alone is a
-# loss of 2 c2 r3 = 2 there, against eps = 1/3.
+# To divide the published function by its mass (0.65 in the first row) would not help: the step at c2 alone has a
+# privacy loss of 2 c2 r3 = 2, compared with eps = 1/3.
 #
 # ## Where merging helps
 #
-# With segments narrower than D: fall at rate eps/g up to g, stay flat up to D, then fall at rate eps/D. Any window of
-# length D sees an integral of at most eps.
+# Merging helps if segments are narrower than D. Let the log density decrease at the rate eps/g up to g, be flat up to
+# D, and then decrease at the rate eps/D. The integral of the rate over any interval of length D is then at most eps.
 
 # %%
 eps_grid = np.array([0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10])
@@ -266,15 +268,14 @@ plt.show()
 # %% [markdown]
 # *Figure 3. Costs (no unit) over eps; in each panel g and gamma are the best for that cost.*
 #
-# At eps = 5 merging brings E|X| to 0.616 of Laplace's, the staircase to 0.413. Below eps = 2 this shape does not
-# gain.
-# The staircase is the better one at every eps, as it must be: it is optimal among pure additive noise (Geng and
-# Viswanath 2014).
+# At eps = 5, merging reduces E|X| to 0.616 times that of Laplace noise, and the staircase to 0.413 times. Below eps =
+# 2, merging does not help. The staircase is the better one at every eps, as it must be: it is optimal among pure
+# additive noise (Geng and Viswanath 2014).
 #
 # ## Released
 #
-# Releases are sampled from integer tables. These are the truncated Laplace noise of the first row and the merged noise
-# of figure 1, with a delta of 1e-12 for the ends of a finite table, certified:
+# Releases are sampled from integer tables. The example certifies the truncated Laplace noise of the first row, and the
+# merged noise of figure 1 with a delta of 1e-12, because its table is finite:
 
 # %%
 merged = dpk.Additive(merged).claim(sensitivity=1.0, epsilon=5.0, delta=1e-12)

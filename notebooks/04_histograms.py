@@ -12,19 +12,19 @@
 
 # %% [markdown]
 # # Top words of a text: histograms, known and unknown domain
+# This notebook releases the most frequent words of a text and their counts, without revealing the contribution of any
+# single author. The text is the help that every CPython contains as `pydoc_data.topics`. One *person* is one topic
+# entry, and the data of a person are the words in it. The histogram has, for each word, the number of topics that
+# contain it.
 #
-# Which words are the most frequent ones of a text, and how often do they occur, if no single author may be recognised?
-# The text is the help that every CPython ships as `pydoc_data.topics`. One *person* is one topic entry; a person's data
-# is the set of words in it. The histogram counts in how many topics a word occurs.
+# Unless stated otherwise, neighbouring texts differ by one topic, added or removed. This changes every count by 0 or 1,
+# all in the same direction. So each count has sensitivity 1, and the exponential mechanism has bounded range, which
+# costs half as much as if counts could change in both directions. The guarantees for a known domain do not cover the
+# replacement of a topic, or a person who wrote several topics.
 #
-# Neighbouring, unless said otherwise: one topic added or removed. It changes every count by 0 or 1, all in the same
-# direction. So each count has sensitivity 1, and the exponential mechanism has bounded range: half of what it would
-# cost if counts could move in both directions. The known-domain guarantees do not cover the replacement of a topic, nor
-# a person who wrote several topics.
-#
-# Figure 6 of Cesar and Rogers (2021) releases the counts of the most frequent words of Macbeth: Gaussian counts under
-# the discovered order, against Laplace noise at the same overall budget. No installed package
-# ships that text, and its values are not printed. Figures 1 and 2 below make the same comparison on the topics.
+# Figure 6 of Cesar and Rogers (2021) compares Gaussian noise, with counts in the discovered order, and Laplace noise at
+# the same total budget, on the words of Macbeth. No installed package contains this text, and the values are not
+# printed. Figures 1 and 2 below make the same comparison on the topics.
 #
 # Words and numbers below depend on the Python version.
 
@@ -65,8 +65,8 @@ print(f"Python {sys.version_info.major}.{sys.version_info.minor}: {len(entries)}
 # %% [markdown]
 # ## Known domain
 #
-# The domain has to be fixed without looking at the data. Here it is Python's keywords and public builtins, which the
-# interpreter lists: whatever the topics say, every one of these names has a count, if only 0.
+# The domain must be fixed without looking at the data. This example uses the keywords and public builtins of Python,
+# which the interpreter lists. Every name in the domain has a count, which may be 0.
 
 # %%
 domain = sorted({name for name in keyword.kwlist + dir(builtins) if not name.startswith("_")})
@@ -83,8 +83,9 @@ print(f"{len(domain)} names; the largest counts: {counts[order[:15]].tolist()}")
 
 # %% [markdown]
 # `known_domain_top_k` picks K = 10 names by the exponential mechanism, adds noise to their counts, and returns the most
-# likely counts in the order found (isotonic regression: never increasing, never negative). We want (2, 1e-5)-DP for all
-# of it, picks and counts together: eps = 0.25 a pick, and the least noise that the rest allows.
+# likely counts in the order found (isotonic regression: never increasing, never negative). The release is to be (2,
+# 1e-5)-DP, for picks and counts together. Each pick has eps = 0.25, and the counts get the smallest noise that the
+# remaining budget allows.
 
 # %%
 PICK, TOTAL = 0.25, 2.0
@@ -123,8 +124,8 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# `setwise` and `concentrated` hold for picks and counts that follow each other, `added` sums pure budgets. Two releases
-# from the same topics cost twice; here they are shown side by side because the data are public.
+# `setwise` and `concentrated` are bounds for counts that are released after the picks; `added` is the sum of pure
+# budgets. Two releases from the same topics cost two budgets; this notebook makes both because the data are public.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
@@ -149,9 +150,10 @@ plt.show()
 #
 # ## How accurate, at which budget
 #
-# 100 simulated releases a budget (float kernels, `exact=False`). A name counts as found rightly if its true count is at
-# least the tenth largest. The unit matters. If one *paragraph* is the person, there are over 30 times more people, and
-# the right names are found at every eps shown. But then only a paragraph is protected, and a topic has many.
+# Figure 2 uses 100 simulated releases for each budget (float kernels, `exact=False`). A name is correct if its true
+# count is at least the tenth largest. The privacy unit matters. If a person is one *paragraph*, there are over 30 times
+# more people, and the correct names are found at every eps. But then only a paragraph is protected, and a topic has
+# many of them.
 
 # %%
 units = {"topic": counts, "paragraph": histogram(paragraphs)}
@@ -207,20 +209,20 @@ for axis in panels:
 plt.show()
 
 # %% [markdown]
-# *Figure 2. Means over 100 simulated releases. Left: share (no unit) of the ten names that belong there. Right: error
-# of their counts, after isotonic regression.*
+# *Figure 2. Means over 100 simulated releases. Left: share (no unit) of correct names among the ten. Right: error of
+# their counts, after isotonic regression.*
 #
-# **Result:** Gaussian counts have the smaller error at every budget. With one paragraph as the person the right names
-# are found at every budget, with one topic only at larger ones.
+# **Result:** Gaussian counts have the smaller error at every budget. With a paragraph as the privacy unit, the correct
+# names are found at every budget; with a topic, only at the larger budgets.
 #
 # ## Unknown domain
+# In this section, the set of words that occur is private, too. Truncated Gaussian noise on [-T, T] is added to every
+# positive count, and only noisy counts above 1 + T are released. A word of a single topic has the count 1 and can never
+# appear.
 #
-# Which words occur at all is now part of the secret. Truncated Gaussian noise on [-T, T] goes on every positive count,
-# and only what is above 1 + T is released: a word that a single topic brings in has a count of 1 and can never appear.
-#
-# A topic keeps at most D0 words: those it uses most often itself, ties by the alphabet. The choice looks at that topic
-# alone and at no count, so no topic has a say in what another one keeps. Neighbouring: one topic added or removed,
-# which changes at most D0 counts by 1 each. (Replacing a topic could change 2 D0.)
+# Each topic keeps at most D0 words: its own most frequent words, with ties in alphabetical order. The selection depends
+# on this topic only, so no topic affects the words of another. Neighbouring texts differ by one topic, added or
+# removed, which changes at most D0 counts by 1 each. (To replace a topic could change 2 D0 counts.)
 
 
 # %%
@@ -263,9 +265,9 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The first column is unbiased for the second, before selection; keeping D0 words a topic lowers the second below the
-# third. More kept words mean less of this bias, but more noise and a higher threshold. Which D0 is best depends on the
-# data:
+# Before selection, the first column is an unbiased estimate of the second. The second column is below the third,
+# because each topic keeps only D0 words. A larger D0 reduces this bias, but needs more noise and a higher threshold.
+# The best D0 depends on the data:
 
 # %%
 sweep = []
@@ -315,9 +317,10 @@ plt.show()
 #
 # ## Gaussian or Laplace
 #
-# At the same budget, which noise has the lower variance? Neighbouring histograms differ in at most D0 counts, by at
-# most 1 each. Gaussian noise needs the l2 sensitivity sqrt(D0); of Laplace noise each count is (1/b)-DP and D0 of them
-# compose (Cesar and Rogers 2021, Lemmas 6.1 to 6.3; here the Gaussian exactly, and the optimal composition of pure DP).
+# Which noise has the lower variance at the same budget? Neighbouring histograms differ in at most D0 counts, by at most
+# 1 each. Gaussian noise has the l2 sensitivity sqrt(D0). With Laplace noise, each count is (1/b)-DP, and D0 counts
+# compose (Cesar and Rogers 2021, Lemmas 6.1 to 6.3; this notebook uses the exact Gaussian and the optimal composition
+# of pure DP).
 
 # %%
 D0s = np.unique(np.geomspace(1, 100, 22).round().astype(int))
@@ -343,17 +346,17 @@ pd.DataFrame(crossings, index=pd.Index(budgets, name="eps"))
 # *Figure 4. Variance against D0, both logarithmic. Dots: the first D0 at which Gaussian noise has the lower variance.
 # Table: that D0 for other budgets.*
 #
-# For one count take Laplace noise; from the D0 of the table on, Gaussian. (On the left the dashed lines are budgets
-# that simply add. The composition bound uses no more of Laplace noise than that it is pure, so the true crossing may be
-# a little further right.) With ten counts at delta = 1e-5, as above, Gaussian noise has the lower error at every budget
-# of figure 2.
+# For one count use Laplace noise, and from the D0 of the table on Gaussian noise. (On the left, the dashed lines are
+# for budgets that add up. The composition bound uses only that Laplace noise is pure, so the true crossing may be at a
+# slightly larger D0.) With ten counts at delta = 1e-5, as above, Gaussian noise has the lower error at every budget of
+# figure 2.
 #
 # ## How not to compose Gaussian noise: figure 5
 #
-# The source's figure 5 has histograms with D0 from 20 to 100. Each Gaussian count alone is (eps0, delta0)-DP by the
-# analytic Gaussian (Lemma 6.1), and D0 such guarantees compose like pure ones, their delta0 added: *one-shot*. Beside
-# it zCDP (Lemma 6.3), the Gaussian exactly (l2 sensitivity sqrt(D0)), and Laplace noise of the same variance, 200
-# (Lemma 6.2):
+# Figure 5 of the source has histograms with D0 from 20 to 100. It compares four accounts. *One-shot*: each Gaussian
+# count is (eps0, delta0)-DP by the analytic Gaussian (Lemma 6.1), the eps0 of D0 counts compose like pure guarantees,
+# and the delta0 are added. The others are zCDP (Lemma 6.3), the exact Gaussian (l2 sensitivity sqrt(D0)), and Laplace
+# noise with the same variance, 200 (Lemma 6.2):
 
 # %%
 five = pd.DataFrame(list(composition.figure_five(range(20, 101, 10), delta=1e-6))).set_index("D0")
@@ -373,16 +376,16 @@ assert (five["Gaussian, exact"] < five["Gaussian, zCDP"]).all()
 five
 
 # %% [markdown]
-# *Figure 5. eps (nats, logarithmic) of a histogram against D0. Orange: Gaussian noise, by three accounts of the same
-# noise; blue: Laplace noise.*
+# *Figure 5. eps (nats, logarithmic) of a histogram over D0. Orange: the same Gaussian noise by three accounts; blue:
+# Laplace noise.*
 #
-# **Holds:** one and the same Gaussian noise looks 3.6 to 4.5 times as costly as Laplace noise where each count is
-# counted as an (eps, delta) guarantee, and is the better one where its loss is followed: zCDP is within 8 % of the
-# exact eps.
+# **Holds:** if each count is treated as an (eps, delta) guarantee, Gaussian noise appears 3.6 to 4.5 times as costly as
+# Laplace noise. If its privacy loss is composed, the same Gaussian noise is better: zCDP is within 8 % of the exact
+# eps.
 #
 # ## What is covered
 #
-# The guarantees above are those of the distributions of noise and of an exactly sampled discovery. The counts' noise is
-# sampled from integer tables. For Laplace noise the charge is the claim that is verified on the integers. For Gaussian
-# noise, truncated or not, the difference between the table and the distribution is not charged. Timing is not covered
-# either. Each release costs its own budget.
+# The guarantees above are for the distributions of noise, and for a selection that is sampled exactly. The noise of the
+# counts is sampled from integer tables. For Laplace noise, the charge is the guarantee that is verified for the
+# integers. For Gaussian noise, truncated or not, the difference between the table and the distribution is not charged.
+# Timing is not covered. Each release costs a separate budget.

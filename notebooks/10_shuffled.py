@@ -13,9 +13,10 @@
 # %% [markdown]
 # # Shuffled reports: the privacy of many local reports together
 #
-# How private is a local report once it is mixed with the reports of others? Each of n people sends one report of the
-# same local mechanism. A trusted shuffler hides who sent which report. Throughout, neighbours differ in one person's
-# input, which is replaced by any other. n counts honest reports. This notebook reads no data and draws no samples.
+# This notebook computes how much privacy a local report gains when it is mixed with the reports of others. Each of n
+# people sends one report of the same local mechanism. A trusted shuffler hides who sent which report. Throughout,
+# neighbours differ in one person's input, which is replaced by any other. n counts honest reports. This notebook reads
+# no data and draws no samples.
 
 # %%
 import math
@@ -35,10 +36,10 @@ mechanism = dpk.exact_sampler(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
 # %% [markdown]
 # ## From the blanket to the integral
 #
-# With R_x the distribution of the reports of x, let gamma omega(y) = min_x R_x(y). Whatever its input, every report is
-# a draw of omega with probability gamma. These draws are a *blanket*, in which one report can hide (Balle et al. 2019).
-# Publish all other reports that are not drawn from it. Then M ~ Bin(n, gamma) draws remain, and with
-# L(y) = (R_x(y) - e^eps R_x'(y))/omega(y),
+# With R_x the distribution of the reports of x, let gamma omega(y) = min_x R_x(y). Every report is a draw of omega with
+# probability gamma, whatever its input. These draws form the *blanket*, which hides the report of a person (Balle et
+# al. 2019). For an upper bound, assume that all other reports outside the blanket are published. Then M ~ Bin(n, gamma)
+# draws remain, and with L(y) = (R_x(y) - e^eps R_x'(y))/omega(y),
 #
 #     delta(eps) <= E[(L_1 + ... + L_M)_+]/(gamma n).
 #
@@ -57,7 +58,8 @@ pd.DataFrame(columns)
 #
 #     E[S_+] = (1/pi) Re integral_0^inf exp(K(s))/s^2 du,  K(s) = n ln(1 - gamma + gamma E e^(sL)),  s = c + iu,
 #
-# with c > 0 where K(c) - 2 ln c is least. One hundred nodes, whatever n is. The integrand, at the saddle's scale:
+# where c > 0 minimises K(c) - 2 ln c. One hundred quadrature nodes are enough for any n. Figure 1 shows the integrand
+# on the scale of the saddle:
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -82,10 +84,10 @@ plt.show()
 #
 # **Result:** for many reports the integrand is a single bell, so few nodes suffice.
 #
-# The sum of few reports with three outcomes lies on a lattice. Its integrand does not vanish far out, so such sums are
-# enumerated instead. Both ways are estimates. `bracket` is rigorous: it rounds losses to a grid, once so that their
-# mean is kept (which is more, in the convex order) and once gathered (less). It sums them by FFT and includes the
-# errors of truncation and rounding. `epsilon` is its upper end.
+# The sum of few reports with three outcomes is on a lattice. Its integrand does not vanish far from the saddle, so such
+# sums are enumerated instead. Both methods are estimates. `bracket` is rigorous: it rounds losses to a grid in two
+# ways, which give an upper and a lower bound in convex order. It sums them by FFT and includes the errors of truncation
+# and rounding. `epsilon` returns its upper end.
 
 # %%
 rows = []
@@ -99,10 +101,10 @@ for n in (30, 1000, 100_000, 10**9):
 pd.DataFrame(rows, columns=["n", "bracket, low", "some inputs", "any inputs", "bracket, high"])
 
 # %% [markdown]
-# ## Against what others know
+# ## Comparison with published bounds
 #
-# Published bounds use eps0 alone, or Hoeffding's and Bennett's inequalities for the same losses. The table has our eps
-# at delta 1e-6, and how many times larger the eps of each bound is.
+# Published bounds use only eps0, or Hoeffding's and Bennett's inequalities for the same losses. The table has our eps
+# at delta 1e-6, and the eps of each published bound divided by ours.
 
 # %%
 DELTA = 1e-6
@@ -150,11 +152,10 @@ plt.show()
 # lower is better.*
 #
 # **Result:** the value from the mechanism itself is below every published bound at every n.
+# ## The cost of local reports
 #
-# ## What locality costs
-#
-# The mean of n values in [0, 1] at a central (0.2, 1e-6): shuffled reports, each with the largest eps0 that the budget
-# allows, and a curator who is trusted with the values.
+# The table compares two ways to release the mean of n values in [0, 1] at a central (0.2, 1e-6): shuffled reports, each
+# with the largest eps0 that the budget allows, and noise from a curator who is trusted with the values.
 
 # %%
 rows = []
@@ -167,9 +168,8 @@ pd.DataFrame(rows, columns=["n", "eps0 of a report", "deviation, shuffled", "dev
 # %% [markdown]
 # ## Rounds
 #
-# The profile is convex in e^eps, so straight lines between its points are the profile of one pair of distributions that
-# dominates it. Such pairs compose. Every round is shuffled separately, and its mechanism may depend on the results of
-# earlier rounds.
+# The privacy profile is convex in e^eps, so straight lines between its points are the profile of a dominating pair.
+# Such pairs compose. Every round is shuffled separately, and its mechanism may depend on the results of earlier rounds.
 
 # %%
 made = shuffled(mechanism, 100_000)
@@ -181,9 +181,9 @@ pd.DataFrame({"rounds": rounds, "eps": [made.repeat(count).epsilon(1e-6) for cou
 #
 # - The shuffler is trusted. Without it a report has the guarantee of its mechanism, eps0-DP, here eps0 = 4. The
 #   shuffler must also hide metadata, such as the time of a report.
-# - n counts *honest* reports. People who show the curator their reports hide no one else. If a share of the people
-#   collude, the others have the guarantee of their own number.
-# - One person sends one report. Several reports compose, as rounds do, if each is shuffled among n others.
+# - n counts *honest* reports. The reports of people who collude with the curator hide nobody. The guarantee of the
+#   other people is then that of their number.
+# - One person sends one report. Several reports compose like rounds, if each is shuffled among n others.
 
 # %%
 shares = np.array([0.0, 0.1, 0.5, 0.9, 0.99])

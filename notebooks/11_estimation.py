@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # What the reports say: distributions, quantiles and relations
+# # Estimates from reports: distributions, quantiles and relations
 #
-# A column is perturbed once, each value by itself; from then on only the reports are used. What they say of the values
-# behind them is post-processing and costs no privacy. The table is the repository's, 5,638 people of the RAND health
-# insurance experiment; the truth is drawn beside the estimates because here it is known.
+# This notebook perturbs a column once, value by value, and then estimates its mean, distribution, quantiles and
+# relations to other columns from the reports alone. Estimation is post-processing and costs no privacy. The data are
+# 5,638 people of the RAND health insurance experiment. The plots also show the true values, for comparison.
 
 # %%
 import matplotlib.pyplot as plt
@@ -42,8 +42,9 @@ estimates = {epsilon: dpk.estimate(*release(epsilon)) for epsilon in budgets}
 # %% [markdown]
 # ## Moments
 #
-# The mean of the reports is the mean of the values but for chance. The variance of the reports is mostly noise, whose
-# share is known from the table of integers that made them. Intervals: normal, and Bernstein's, which hold at every n.
+# The mean of the reports is an unbiased estimate of the mean of the values. The variance of the reports is mostly
+# noise, whose variance is known from the integer table and is subtracted. There are two intervals: a normal one, and
+# Bernstein's, which holds at every n.
 
 # %%
 rows = {"truth": {"mean": ages.mean(), "standard deviation": ages.std()}}
@@ -57,10 +58,10 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ## The distribution
 #
-# Reports are multinomial over the codes of the mechanism's table, with probabilities that are known to the bit. Several
-# models compete: smooth densities of few or many splines, with or without point masses. The one that predicts held-out
-# reports best is the estimate. The band holds everywhere at once, in 95 % of releases or more. It contains every
-# distribution that the reports allow, smooth or not; `assume="smooth"` would make it narrower.
+# Reports have a multinomial distribution over the codes of the integer table, with exactly known probabilities.
+# `estimate` compares several models: smooth densities of few or many splines, with or without point masses. It chooses
+# the model that predicts held-out reports best. The band is simultaneous, with a coverage of at least 95 %. It contains
+# every distribution that is compatible with the reports, smooth or not; `assume="smooth"` makes it narrower.
 
 # %%
 grid = np.linspace(0, 100, 101)
@@ -76,8 +77,8 @@ axes[0].set_ylabel("share of people up to it")
 axes[0].legend(frameon=False)
 
 # %% [markdown]
-# Quantiles come with intervals too. If there are too few reports to distinguish a quantile from an end of the interval,
-# an error says how many reports are needed.
+# Quantiles also have intervals. If there are too few reports to distinguish a quantile from an end of the interval, an
+# error states the number of reports that are needed.
 
 
 # %%
@@ -98,7 +99,8 @@ rows = {"truth": {f"{p:g}": f"{np.quantile(ages, p):.1f}" for p in (0.1, 0.25, 0
 pd.DataFrame(rows | {f"epsilon {epsilon:g}": quantiles(e) for epsilon, e in estimates.items()}).T
 
 # %% [markdown]
-# The certificate: no distribution has a log-likelihood greater than that maximum by more than the gap, per report.
+# The gap is a certificate: no distribution has a log-likelihood per report that exceeds that of the estimate by more
+# than the gap.
 
 # %%
 pd.Series({f"epsilon {epsilon:g}": e.gap for epsilon, e in estimates.items()}, name="gap, nats a report")
@@ -106,8 +108,8 @@ pd.Series({f"epsilon {epsilon:g}": e.gap for epsilon, e in estimates.items()}, n
 # %% [markdown]
 # ## By group
 #
-# Columns that were not perturbed are copied, here the insurance plan; each group's reports are estimated by themselves,
-# and its intervals are as wide as its size makes them.
+# Columns that were not perturbed are copied, in this example the insurance plan. The reports of each group are
+# estimated separately, so small groups have wide intervals.
 
 # %%
 reports, mechanism = release(2.0)
@@ -123,7 +125,7 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ## Relations
 #
-# Noise in a column moves slopes and correlations towards 0. Its variance is known, so it is subtracted from sums of
+# Noise in a column biases slopes and correlations towards 0. Its variance is known, so it is subtracted from sums of
 # squares. Products of two columns need no correction. Income is perturbed separately, on its own interval.
 
 # %%
@@ -146,11 +148,11 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# ## How many people an accuracy takes
+# ## The number of people for a given accuracy
 #
-# Reports of n people with this table's ages, drawn from the mechanism's own table; half the width of 95 % intervals.
-# Errors of the mean fall with the root of n. Those of the cdf and of the median fall more slowly, since the values are
-# only assumed to be whole numbers.
+# The table has half the width of 95 % intervals for n people with the ages of this data set. The error of the mean is
+# inversely proportional to the square root of n. The errors of the cdf and of the median decrease more slowly, because
+# the only assumption about the values is that they are integers.
 
 # %%
 counts = {epsilon: dpk.Counts(release(epsilon, ages[:1])[1]) for epsilon in budgets}

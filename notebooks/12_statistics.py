@@ -19,9 +19,9 @@
 # 2. How are the ages distributed, and what is the median?
 # 3. How many people are 50 or older?
 #
-# She may see the data, so she adds noise to the statistics. The second half answers the same questions for somebody who
-# may not see any true age. The keys are fixed here, so that the same numbers are printed every time. In a release they
-# never are.
+# She may see the data, so she adds noise to the statistics. The second half of the notebook answers the same questions
+# for an analyst who may not see any true age. The random keys are fixed, so that the notebook prints the same numbers
+# every time. Never fix the key of a release.
 
 # %%
 import tempfile
@@ -55,9 +55,9 @@ print(f"{len(ages):,} people on plans {', '.join(map(str, largest))}")
 # %% [markdown]
 # ## The data holder
 #
-# A session has the budget of these people, epsilon 2. It derives what one person changes, charges its budget and the
-# ledger before each release, and adds noise from certified tables. Neighbouring datasets differ by one person, added or
-# removed. All that she states (bounds, plans, bins) she knows without looking at the data.
+# A session has the budget for these people, epsilon 2. It derives the sensitivity of each statistic, charges its budget
+# and the ledger before each release, and adds noise from certified tables. Neighbouring datasets differ by one person,
+# added or removed. The analyst knows all bounds, plans and bins without looking at the data.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -71,8 +71,9 @@ expected  # widths of intervals of a group of 1,000 people, before anything is r
 # %% [markdown]
 # ### 1. Means by plan, and two slips
 #
-# Plans are disjoint, so six means cost as much as one. The first slip is a column of groups without its keys, which
-# would have to be read from the data. The second one asks for more than is left. Both are refused, and cost nothing.
+# Plans are disjoint, so six means cost as much as one. The cell also makes two mistakes. The first names a column of
+# groups without its keys, which would have to be read from the data. The second asks for more than the remaining
+# budget. The session refuses both, and charges nothing.
 
 # %%
 means = session.mean("age", LOWER, UPPER, by=by_plan, epsilon=0.75)
@@ -96,7 +97,7 @@ pd.DataFrame(lines, index=pd.Index(largest, name="plan"))
 # %% [markdown]
 # ### 2. The distribution
 #
-# A histogram of disjoint bins costs as much as one count. The median is chosen by the exponential mechanism, and noisy
+# A histogram of disjoint bins costs as much as one count. The exponential mechanism selects the median, and noisy
 # counts near it give its interval. Ages are multiples of 1/12 year.
 
 # %%
@@ -116,8 +117,9 @@ print(session.report())
 # %% [markdown]
 # ## If no one may see a true age
 #
-# The same budget buys one report of each person. All questions are answered from the same reports, which say little
-# about one person and much about many. Plans were not perturbed here: a report with its plan protects the age only.
+# The same budget allows one report of each person. All questions are answered from the same reports. A report carries
+# little information about one person, but many reports determine a distribution. Plans are not perturbed in this
+# example, so only the age is protected.
 
 # %%
 spent = float(ledger.state().spent.epsilon)
@@ -139,7 +141,7 @@ print(f"50 or older: {local_older.value:.0f}, 95 % interval ({low_older:.0f}, {h
 # %% [markdown]
 # ## Side by side
 #
-# The width of the 95 % intervals, at the same epsilon in total.
+# The table compares the widths of the 95 % intervals at the same total epsilon.
 
 # %%
 

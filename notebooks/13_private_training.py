@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Private training with optax
 #
-# Can a network be trained with certified noise, and what does the training cost in privacy? A small network learns to
-# read scikit-learn's digits, by gradients of single examples that are clipped, added up and made noisy.
-# `private_training` takes the place of `optax.contrib.differentially_private_aggregate`. Its noise is drawn from
-# certified integers. Neighbouring data sets differ by one digit more or less. The privacy of the run is computed by
-# this package and by dp_accounting.
+# This notebook trains a network with certified noise, and computes the privacy cost of the training. A small network
+# learns to classify scikit-learn's digits, from gradients of single examples that are clipped and summed with noise.
+# `private_training` replaces `optax.contrib.differentially_private_aggregate`. Its noise is drawn from certified
+# integers. Neighbouring data sets differ by one digit, added or removed. Both this package and dp_accounting compute
+# the privacy of the run.
 
 # %%
 import math
@@ -46,9 +46,9 @@ examples = 1500
 # %% [markdown]
 # ## The plan for a budget
 #
-# 150 steps, each on a Poisson sample in which every digit is with probability 0.1, for epsilon 4 at delta 1e-5.
-# `private_training` finds the noise. A batch has a static shape: more rows than its capacity are so improbable that
-# the probability goes into the accounting. So does the distance of the noise from a Gaussian.
+# The run has 150 steps, each on a Poisson sample that contains every digit with probability 0.1, for epsilon 4 at delta
+# 1e-5. `private_training` finds the noise. A batch has a static shape. The small probability that a sample has more
+# rows than the capacity is included in the accounting, and so is the distance of the noise from a Gaussian.
 
 
 # %%
@@ -136,8 +136,8 @@ print(f"total variation distance of a step to Gaussian noise: at most {noise.tot
 # %% [markdown]
 # ## Epsilon of the run
 #
-# The slack of the run has the overflow and the distance of the table, and epsilon is within the budget.
-# dp_accounting's own accountants know neither.
+# The slack of the run includes the overflow and the distance of the noise table, and epsilon is within the budget. The
+# accountants of dp_accounting include neither.
 
 # %%
 assert run.slack >= plan.overflow + noise.total_variation
@@ -157,11 +157,11 @@ pd.DataFrame(
 # %% [markdown]
 # ## Accuracy over epsilon
 #
-# What does a budget buy, and does certified noise cost accuracy? `python -m benchmarks.training_accuracy` trains this
-# network for five budgets, with five seeds each: splits, first parameters and batches are the same for all methods.
-# Two kinds of noise take part. Independent noise (DP-SGD) has Poisson samples, whose amplification is accounted.
-# Correlated noise (DP-FTRL) has none: it is `private_training(..., strategy=...)`, whose later steps subtract a part of
-# the noise of earlier ones. The run takes minutes, so this notebook reads its table.
+# Which accuracy does a budget allow, and does certified noise reduce it? `python -m benchmarks.training_accuracy`
+# trains this network for five budgets, with five seeds each. All methods use the same splits, initial parameters and
+# batches. It compares two kinds of noise. Independent noise (DP-SGD) uses Poisson samples, with amplification by
+# sampling. Correlated noise (DP-FTRL) is `private_training(..., strategy=...)`: later steps subtract a part of the
+# noise of earlier steps, and there is no amplification. The run takes minutes, so this notebook reads its table.
 
 # %%
 accuracy = pd.read_csv("data/training_accuracy.csv")
@@ -215,5 +215,5 @@ print(f"after 15 epochs: {claimed[-1]:.2f} for samples, {proved[-1]:.2f} for bat
 # %% [markdown]
 # *Figure 2. Epsilon (nats) at delta 1e-5 over the epochs of training with the same noise.*
 #
-# **Result:** the sampled run costs epsilon 4.0 after 15 epochs. For shuffled batches only 12.8 is proved, so the
-# smaller number must not be claimed for them.
+# **Result:** the sampled run costs epsilon 4.0 after 15 epochs. For shuffled batches the best proven bound is 12.8, so
+# do not claim the smaller number for them.

@@ -32,9 +32,10 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## The published variances
 #
-# n times the variance of the estimate of a rare share, as printed: (d - 2 + e^eps)/(e^eps - 1)^2 for randomised
-# response, and 4 e^eps/(e^eps - 1)^2 for optimised unary encoding and local hashing. The library's formula gives the
-# same for randomised response. The rule is confirmed: randomised response is better up to the last d below 3 e^eps + 2.
+# The printed formulas for n times the variance of the estimate of a small share are (d - 2 + e^eps)/(e^eps - 1)^2 for
+# randomised response, and 4 e^eps/(e^eps - 1)^2 for optimised unary encoding and local hashing. The formula of the
+# library agrees for randomised response. The rule is confirmed: randomised response is better up to the last d below 3
+# e^eps + 2.
 
 # %%
 rows = {}
@@ -53,12 +54,12 @@ for epsilon in (0.5, 1.0, 2.0, 4.0):
 pd.DataFrame(rows).T.rename_axis("epsilon")
 
 # %% [markdown]
-# ## Beside the least error that is possible
+# ## Comparison with the smallest possible error
 #
-# The mean squared error is the sum over all categories. The bound is over all mechanisms and unbiased estimates (Pan
-# 2026). Subset selection attains it everywhere. So neither side of the published rule is the best: near the crossover,
-# both are well above the bound. Block response has the short reports of hashing, and nearly the least error for many
-# categories, because its partitions are balanced.
+# The mean squared error is summed over all categories. The lower bound holds for all mechanisms and unbiased estimates
+# (Pan 2026). Subset selection attains it everywhere. So neither mechanism of the published rule is optimal: near the
+# crossover, both are well above the bound. Block response has the short reports of hashing, and nearly the least error
+# for many categories, because its partitions are balanced.
 
 
 # %%
@@ -88,9 +89,9 @@ axes[2].legend(frameon=False)
 # %% [markdown]
 # ## Released reports have these errors
 #
-# Forty exact releases of 5,638 people, whose shares fall like 1/rank, for each mechanism. The measured error is
-# n times the sum of squared errors; its standard error stands beside it. The nearest shares that are not negative and
-# add up to 1 have a much smaller error. They are biased, so they may be below the bound.
+# The table has forty exact releases of 5,638 people for each mechanism, with shares proportional to 1/rank. The
+# measured error is n times the sum of squared errors, with its standard error. The projection to nonnegative shares
+# with the sum 1 has a much smaller error. It is biased, so it may be below the bound.
 
 
 # %%

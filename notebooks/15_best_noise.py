@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # Which noise should k releases share, and could any other noise be much better?
+# # Which noise is best for k releases, and could any other noise be much better?
 #
-# An analyst releases k numbers of sensitivity 1 under one budget, epsilon 1 and delta 1e-6. Most people add Laplace or
-# Gaussian noise. This notebook finds the best noise of several families for each k, compares the two classics with it,
-# and compares all of them with a lower bound that no noise can be below, whatever its shape.
+# An analyst releases k numbers of sensitivity 1 under one budget, epsilon 1 and delta 1e-6. The usual choice is Laplace
+# or Gaussian noise. This notebook finds the best noise of several families for each k. It compares the result with
+# Laplace and Gaussian noise, and with a lower bound on the variance of any noise, whatever its shape.
 
 # %%
 import matplotlib.pyplot as plt
@@ -33,9 +33,10 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## The best noise for each number of releases
 #
-# The search solves for the width that the budget of all releases allows, and descends in the shape. Excess is the
-# variance of the best noise over the lower bound, less 1. For one and for two releases nothing can be much better than
-# the staircase. For more releases the bound is loose, so a large excess does not show that better noise exists.
+# For each shape, the search solves for the width that the total budget allows. It then minimises the variance over the
+# shape. The excess is the variance of the best noise divided by the lower bound, minus 1. For one and for two releases
+# nothing can be much better than the staircase. For more releases the bound is loose, so a large excess does not show
+# that better noise exists.
 
 # %%
 results = {count: tune.noise(**BUDGET, count=count, families=families) for count in (1, 2, 3, 5, 10, 30)}

@@ -11,7 +11,7 @@
 # ---
 
 # %% [markdown]
-# # What do 10,000 settings of one mechanism look like, and how should 1,000 queries share a budget?
+# # Evaluate 10,000 settings of a mechanism, and divide one budget among 1,000 queries
 #
 # Arrays for the parameters of a mechanism make a batch: one mechanism for each entry, in one object. This notebook
 # evaluates a grid of 10,000 settings in one call, and then divides one budget among 1,000 queries by gradient.
@@ -29,9 +29,9 @@ from accountants import tune
 # %% [markdown]
 # ## A sweep over 10,000 settings
 #
-# A piecewise mechanism has two numbers: its budget and the half-width of the window around the true value. A column of
-# 100 budgets and a row of 100 widths broadcast to a batch of 100 x 100 mechanisms. `worst_variance` is an array of the
-# same shape. Without a width, the constructor finds the best one of every budget, for all budgets at once.
+# A piecewise mechanism has two parameters: its budget and the half-width of the window around the true value. A column
+# of 100 budgets and a row of 100 widths broadcast to a batch of 100 x 100 mechanisms. `worst_variance` is an array of
+# the same shape. Without a width, the constructor finds the best one of every budget, for all budgets at once.
 
 # %%
 budgets, widths = np.geomspace(0.3, 6.0, 100), np.geomspace(0.1, 1.9, 100)
@@ -46,7 +46,7 @@ assert excess.min() > 1 - 1e-9, "no setting of the grid is better than the best 
 assert (excess.min(1) < 1.01).all(), "and one of them is nearly as good"
 
 # %% [markdown]
-# The picture shows how much a wrong width costs. The lines are at 2, 10 and 50 per cent more variance than the least.
+# The plot shows the cost of a wrong width. The lines are at 2, 10 and 50 per cent more variance than the minimum.
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -70,10 +70,10 @@ for share in (0.5, 0.8, 1.25):
 # %% [markdown]
 # ## One budget for 1,000 queries
 #
-# The queries have sensitivities and weights of their own, and are all about the same people. Equal noise scales and
-# budgets in proportion to the sensitivities are the two divisions that come to mind. `tune.allocate` finds the best
-# one, and certifies that all reports together meet the budget. With 16 levels the queries have one of 16 ratios of
-# sensitivity to scale, so that the release needs few tables of integers.
+# The queries have different sensitivities and weights, and are all about the same people. Two simple divisions are
+# equal noise scales, and budgets in proportion to the sensitivities. `tune.allocate` finds the optimal division, and
+# certifies that all releases together meet the budget. With 16 levels, each query has one of 16 ratios of sensitivity
+# to scale, so that the release needs few integer tables.
 
 # %%
 random = np.random.default_rng(7)
