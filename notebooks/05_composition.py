@@ -13,12 +13,12 @@
 # %% [markdown]
 # # Composition: the privacy of many reports together
 #
-# How much privacy do many reports cost together? The figures of two sources, computed exactly: mixes of bounded-range
-# and pure mechanisms and the order in which they run (Cesar and Rogers 2021), and budget-recycled against plain noise
-# after many reports (Jiang et al. 2024).
+# This notebook computes the privacy cost of many reports together, and checks the figures of two sources. The first
+# part has mixes of bounded-range and pure mechanisms, and the order in which they run (Cesar and Rogers 2021). The
+# second part compares budget-recycled noise with plain noise after many reports (Jiang et al. 2024).
 #
-# Throughout, neighbours of mechanisms given by eps0 are those for which eps0 holds. For additive noise they are
-# datasets whose true values differ by at most D = 1 in every report. This notebook draws no samples and reads no data.
+# Neighbours are as in the definition of eps0. For additive noise, they are datasets whose true values differ by at most
+# D = 1 in every report. This notebook draws no samples and reads no data.
 
 # %%
 import time
@@ -50,11 +50,12 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## Mixes of bounded-range and pure mechanisms
 #
-# An eps0-bounded-range (BR) mechanism, such as the exponential mechanism, is eps0-DP. Its loss moves in a range of eps0
-# only, that of an eps0-DP mechanism in one of 2 eps0. How much less do k mechanisms cost together when m of them are
-# BR? Non-adaptive: all are chosen beforehand. *Optimal* is what the worst such mechanisms have: of pure ones alone by
-# Theorem 1 of Cesar and Rogers (Kairouz, Oh and Viswanath 2015), of BR ones alone by Theorem 2 (Dong, Durfee and Rogers
-# 2019), of both by Theorem 3. *Set-wise* is the bound of eq. 3, which holds in any order and adaptively.
+# An eps0-bounded-range (BR) mechanism, such as the exponential mechanism, is eps0-DP. Its loss lies in an interval of
+# length eps0, but that of an eps0-DP mechanism only in one of length 2 eps0. How much less do k mechanisms cost
+# together if m of them are BR? All mechanisms are chosen beforehand (non-adaptive). *Optimal* is the cost of the worst
+# such mechanisms, by the theorems of Cesar and Rogers: Theorem 1 for pure mechanisms (Kairouz, Oh and Viswanath 2015),
+# Theorem 2 for BR mechanisms (Dong, Durfee and Rogers 2019), and Theorem 3 for both. *Set-wise* is the bound of eq. 3,
+# which also holds adaptively and in any order.
 
 # %%
 eps = np.linspace(0, 3, 241)
@@ -91,15 +92,15 @@ pd.DataFrame(
 # *Figure 1. Left: delta (no unit) of three mechanisms, by how many are bounded-range. Right: eps (nats) at delta = 1e-6
 # against the number of mechanisms; solid optimal, dashed set-wise. Table: 50 mechanisms, as on the right.*
 #
-# Fifty BR mechanisms cost half of what fifty pure ones cost. The set-wise bound is a quarter above the optimum whatever
-# the mix: that is the price of any order and of adaptive choices, and of a tail bound.
+# Fifty BR mechanisms cost half as much as fifty pure mechanisms. The set-wise bound is a quarter above the optimum for
+# every mix, because it allows any order and adaptive choices, and uses a tail bound.
 #
 # ## Set-wise zCDP: Lemma 3.4
 #
-# Lemma 3.4 is the set-wise bound of zCDP: the rho_i are fixed beforehand as a set, and used in any order, each once. It
-# turns the sum rho of all into delta by a formula (Bun and Steinke 2016). The Renyi divergences of order a are at most
-# a rho, and the best order says more. Both hold for any such mechanisms; for Gaussian noise the exact delta is known
-# too. Here are 10 and 100 counts with Gaussian noise, of three sigma in turn:
+# Lemma 3.4 is the set-wise bound for zCDP: the rho_i are fixed beforehand as a set, and used once each in any order. It
+# converts the sum rho to delta by a formula (Bun and Steinke 2016). The Renyi divergences of order a are at most a rho,
+# and the best order gives a smaller delta. Both bounds hold for any such mechanisms. For Gaussian noise, the exact
+# delta is also known. The table has 10 and 100 counts with Gaussian noise, which cycle through three values of sigma:
 
 # %%
 rows = []
@@ -117,15 +118,15 @@ assert (lemma["best order"] > lemma["exact"]).all()
 lemma
 
 # %% [markdown]
-# *Table. delta (no unit) of all counts together, by three ways; the ratio is that of the first two.* Lemma 3.4 is
-# sound and more than twice the bound by the best order: to set a budget take the latter (`best_delta`,
-# `best_epsilon`), or `guarantee`, which is exact.
+# *Table. delta (no unit) of all counts together, by three methods, and the ratio of the first two.* Lemma 3.4 is sound,
+# but more than twice the bound by the best order. To choose a budget, use the latter (`best_delta`, `best_epsilon`), or
+# `guarantee`, which is exact.
 #
 # ## Does the order matter?
 #
-# Now each mechanism is chosen after the outcomes before it, but which kind comes when is fixed (Lemma 5.1). Pure
-# mechanisms alone do not lose by adaptivity. BR ones do, and it matters where they stand. The ratio is that of delta
-# to the non-adaptive optimum of the same mix.
+# In this section, each mechanism is chosen after earlier outcomes, but the order of the kinds is fixed (Lemma 5.1).
+# Adaptivity does not increase the cost of pure mechanisms. It increases that of BR mechanisms, and the increase depends
+# on their positions. The ratio in the figure is delta divided by the non-adaptive optimum of the same mix.
 
 # %%
 grid = np.linspace(0, 2.6, 105)
@@ -161,16 +162,17 @@ table.map("{:.6f}".format)
 # orders; grey: eps = eps0. Right: all 20 orders of three pure (P) and three BR (B) mechanisms, the worst first, by the
 # upper ends of rigorous bounds. Table: the three orders of the left panel at eps = 0.25, with both bounds.*
 #
-# BR last is the worst order: the choice of t can then use all that was seen before. At eps = 0.25 it costs 1.7 % of
-# delta against a batch, the other two orders 0.6 %. At eps = eps0 all three cost 5 %. Beyond 1.5 eps0 there is no cost.
+# The worst order has the BR mechanisms last, because the choice of t can then use all earlier outcomes. At eps = 0.25,
+# delta is 1.7 % above the non-adaptive value in this order, and 0.6 % in the other two. At eps = eps0 it is 5 % above
+# in all three. Beyond 1.5 eps0 adaptivity costs nothing.
 #
 # ## Gaussian against Laplace on a histogram
 #
-# One person changes at most D0 counts by at most 1 each; neighbouring: histograms that differ by one person. Both
-# noises get the same variance of 200 per count. For Laplace noise there are three answers: add eps; compose what is
-# known of any pure mechanism (Cesar and Rogers, Lemma 6.2); compose Laplace noise itself. For Gaussian noise: zCDP
-# (Lemma 6.3), or exactly (Lemma 6.1). *Exact* for Laplace noise is the upper end of a rigorous bracket, whose ends
-# are within 1e-4 of each other, relatively.
+# Neighbouring histograms differ by one person, who changes at most D0 counts by at most 1 each. Both kinds of noise
+# have the variance 200 per count. For Laplace noise there are three accounts: add the eps, compose pure mechanisms
+# (Cesar and Rogers, Lemma 6.2), or compose the Laplace noise itself. For Gaussian noise there are zCDP (Lemma 6.3) and
+# the exact cost (Lemma 6.1). *Exact* for Laplace noise is the upper end of a rigorous bracket, whose ends are within
+# 1e-4 of each other, relatively.
 
 # %%
 D0s = np.array([5, 10, 20, 50, 100, 300, 1000])
@@ -205,15 +207,16 @@ costs
 # *Figure 3. eps (nats) of a whole histogram at delta = 1e-6 against D0, both logarithmic. Blue: Laplace noise, orange:
 # Gaussian; both have variance 200. Lower is better.*
 #
-# At D0 = 5 Laplace noise is the better one, from 10 on Gaussian noise. Exact accounting of Laplace noise gains up to
-# 2 % on what follows from its being pure, which does not change that. Far out both are sums of many small losses, and
-# the variance of a loss is near 1/b^2 = 0.01 with Laplace noise, 1/s^2 = 0.005 with Gaussian noise.
+# At D0 = 5 Laplace noise is better, and from D0 = 10 on Gaussian noise. Exact accounting of Laplace noise is up to 2 %
+# below the composition of pure mechanisms, which does not change this result. For large D0, both costs come from sums
+# of many small losses. The variance of one loss is near 1/b^2 = 0.01 with Laplace noise and 1/s^2 = 0.005 with Gaussian
+# noise.
 #
 # ## Recycled against plain noise, after composition
 #
-# Budget recycling (notebook 2) raises P(|noise| <= theta) at the budget of *one* report. What is left of that after T
-# reports? First at the same budget of one report: the Gaussian for (0.1, 1e-5), sigma 30.75, against recycled noise
-# with sigma and q tuned for the same (0.1, 1e-5).
+# Budget recycling (notebook 2) raises P(|noise| <= theta) at the budget of *one* report. Does the benefit remain after
+# T reports? The first comparison uses the same budget (0.1, 1e-5) for one report: Gaussian noise with sigma 30.75, and
+# recycled noise with tuned sigma and q.
 
 # %%
 DELTA = 1e-5
@@ -246,10 +249,11 @@ tuned.T
 
 # %% [markdown]
 # Tuned for one report, recycled Gaussian noise costs *more* after 1,000 reports, 4.56 to 5.00 against 4.52. For theta
-# up to sigma it even costs more than plain noise of a smaller sigma that is accepted just as often (last row). One
-# report at delta = 1e-5 hides the loss of the step at theta in delta; a thousand reports add it up.
+# up to sigma it even costs more than plain noise with a smaller sigma and the same acceptance (last row). In one
+# report, the loss of the step at theta is covered by delta = 1e-5. In a thousand reports, these losses add up.
 #
-# So tune for the composition. At the same acceptance as the plain noise and at T = 1000, eps against q:
+# So the noise must be tuned for the composition. Figure 4 shows eps over q at T = 1000, with the same acceptance as
+# plain noise:
 
 
 # %%
@@ -289,16 +293,16 @@ columns = ["kernel", "theta / width", "plain", "recycled, best q shown", "at q",
 pd.DataFrame(gains, columns=columns)
 
 # %% [markdown]
-# *Figure 4. eps (nats) of 1,000 reports against q, the noise being accepted equally often all along a curve. Grey:
-# plain noise, q = 0: sigma 30.75, or scale 10. A width is that sigma or scale.*
+# *Figure 4. eps (nats) of 1,000 reports over q, at the same acceptance for all points of a curve. Grey: plain noise, q
+# = 0, with sigma 30.75 or scale 10. "Width" means this sigma or scale.*
 #
-# There is a gain, and it is small: 1 % at most with a Gaussian kernel, up to 6 % with a Laplace kernel and a theta of
-# three scales. A q that is too large costs far more than the best one gains.
+# The gain is small: at most 1 % with a Gaussian kernel, and up to 6 % with a Laplace kernel and a theta of three
+# scales. A q that is too large costs far more than the best q gains.
 #
 # ## Table I of Jiang 2024
 #
-# 1,000 reports, each with eps = 0.1, as printed, beside what can be computed. *Exact* composes the noise itself; *best
-# Renyi bound* is the least that its Renyi divergences of real order imply.
+# The table compares the printed values for 1,000 reports with eps = 0.1 each with computed values. *Exact* composes the
+# noise itself. *Best Renyi bound* is the smallest eps that its Renyi divergences of real order imply.
 
 # %%
 T, deltas = 1000, np.array([1e-5, 1e-10])
@@ -332,10 +336,10 @@ np.testing.assert_allclose(values["Laplace, scale 10: exact"][0], 17.42365198753
 pd.DataFrame(values, index=["delta = 1e-5", "delta = 1e-10"]).T
 
 # %% [markdown]
-# The printed Laplace row is no exact value: it is 9 % and 6 % above, and even above what any 0.1-DP mechanisms would
-# have. It is 2 % above the best Renyi bound. The printed Gaussian row is 6 % above the exact values of the Gaussian for
-# (0.1, 1e-5). Is it another Gaussian's? Here is the sigma that each printed value would need, given that it was rounded
-# to two digits.
+# The printed values of the Laplace row are not exact: they are 9 % and 6 % too large, and larger than for any 0.1-DP
+# mechanisms. They are 2 % above the best Renyi bound. The printed Gaussian row is 6 % above the exact values of the
+# Gaussian for (0.1, 1e-5). Could they belong to another Gaussian? The next table has the sigma that each printed value
+# would need, with its rounding to two digits.
 
 
 # %%
@@ -359,12 +363,13 @@ for name in readings:
 pd.DataFrame(needed, index=["sigma, at least", "sigma, at most"]).T
 
 # %% [markdown]
-# The intervals do not meet: no single sigma gives both printed values, by either reading.
+# The intervals are disjoint, so no single sigma gives both printed values, by either reading.
 #
 # The recycled rows answer the count query of the source's section 8 with theta = 3 and D = 1. Its Algorithms 2 and 3
-# give 4.779 and 6.997 for the Gaussian kernel (printed 4.72 and 6.93; notebook 9); the Laplace row is not met by them.
-# What can be asked is whether *some* choice gives it. Take Laplace kernels and let every report be exactly 0.1-DP:
-# kernel eps plus -ln(1 - q) is 0.1. For three theta, the kernel's eps that the printed 16.80 and 22.23 would need:
+# give 4.779 and 6.997 for the Gaussian kernel (printed 4.72 and 6.93; notebook 9). They do not give the Laplace row.
+# Does *any* choice of parameters give it? Let every report be exactly 0.1-DP with a Laplace kernel, so that the eps of
+# the kernel plus -ln(1 - q) is 0.1. The next table has, for three theta, the eps of the kernel that the printed 16.80
+# and 22.23 would need:
 
 # %%
 shares = np.array([0.085, 0.09, 0.095, 0.099])
@@ -383,22 +388,22 @@ assert (found.iloc[:, 1] - found.iloc[:, 2] > 1e-3).all()
 found
 
 # %% [markdown]
-# Each printed value is possible, for a kernel eps of about 0.097 and of about 0.093, but at none of these theta both by
-# one choice. Other ways to spend 0.1, with a delta of their own for each report, were not tried.
+# Each printed value is possible, with a kernel eps of about 0.097 and of about 0.093, but no single choice gives both
+# at any of these theta. Choices with a positive delta for each report were not tried.
 #
-# What stands: recycled Laplace noise of the same eps per report costs less after 1,000 reports than plain noise,
-# since the step at theta is seldom met; part of that is paid by a lower acceptance, and figure 4 has the rest. For
-# Gaussian kernels the printed gain (4.72 against 4.77) is as large as figure 4 allows; but plain Gaussian noise,
-# accounted exactly, is at 4.52 already, below the printed value of the recycled one.
+# In summary, recycled Laplace noise with the same eps per report costs less after 1,000 reports than plain noise,
+# because reports rarely reach the step at theta. A part of this gain comes from a lower acceptance; figure 4 shows the
+# gain at equal acceptance. For Gaussian kernels, the printed gain (4.72 compared with 4.77) is as large as in figure 4.
+# But with exact accounting, plain Gaussian noise has 4.52, which is below the printed value for recycled noise.
 
 # %% [markdown]
 # ## A loop of your own
 #
-# The epsilon of a composed guarantee has a gradient, so a loop over any mechanism's parameters can have it in its loss.
-# Two examples:
+# The epsilon of a composed guarantee is differentiable in the parameters of the mechanism, so you can use it in the
+# loss function of your own optimisation. Two examples:
 #
-# - A triangle on a constant base, with its width and its height over the base as parameters. 20 reports are to be
-#   (2, 1e-6)-DP together.
+# - A triangle window on a constant base, with its width and its height over the base as parameters. 20 reports are to
+#   be (2, 1e-6)-DP together.
 # - Gaussian noise on samples, with its scale and the sampling rate as parameters. 500 reports are to be (1, 1e-6)-DP
 #   together. The error of a mean of 2,000 values, of mean square 1/3, comes from the noise and from the sample.
 
@@ -442,6 +447,7 @@ with jax.enable_x64(True):
 pd.DataFrame(loops, index=["loss at the start", "after 60 steps", "first step, s", "a step, s"]).T
 
 # %% [markdown]
-# **Result:** both losses fall in 60 steps. The first step compiles. The penalty is soft, so the last point may exceed
-# its budget a little: calibrate it before a release, as the page on tuning does. For the families that it knows,
-# `tune.composed` does the same with several starts, bounds and a certificate.
+# **Result:** both losses decrease in 60 steps. The first step includes compilation. The penalty does not enforce the
+# budget, so the last point may exceed it slightly. Calibrate the result before a release, as on the page about tuning.
+# For its families, `tune.composed` runs the same optimisation from several initial guesses, with bounds and a
+# certificate.

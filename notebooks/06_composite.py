@@ -13,12 +13,12 @@
 # %% [markdown]
 # # Composite mechanisms: the source's tables and query experiments
 #
-# Are bounded and unbiased reports better than Laplace and Gaussian noise? Zhang et al. (2024) put a window (uniform
-# A1, sine A2, triangle A3) on a base (constant B1, quartic B2). Reports are bounded, unbiased and eps-DP for *any two
-# inputs of an interval*. This notebook computes the true optima beside the printed variances, the other printed
-# numbers from closed forms, repeats the query experiments on real data, and says where each claim holds. Metrics and
-# settings are those of the authors' released code. `python -m benchmarks.printed zhang --cells` prints every number
-# beside its printed one.
+# Are bounded and unbiased reports better than Laplace and Gaussian noise? Zhang et al. (2024) put a window (uniform A1,
+# sine A2, triangle A3) on a base (constant B1, quartic B2). Reports are bounded, unbiased and eps-DP for *any two
+# inputs of an interval*. This notebook compares the printed variances with the true optima, computes the other printed
+# numbers in closed form, and repeats the query experiments on real data. For each claim it states whether the claim
+# holds. Metrics and settings are those of the authors' released code. `python -m benchmarks.printed zhang --cells`
+# prints every computed number next to the printed number.
 
 # %%
 import sys
@@ -45,8 +45,9 @@ pd.options.display.max_rows = 80
 # %% [markdown]
 # ## Table II: variance at the middle of the interval
 #
-# In squared widths of the input interval; Laplace noise for the same interval has 2/eps^2. *Optimum* is the least that
-# the source's privacy condition allows, sup p <= e^eps inf p, over every free parameter.
+# Variances are divided by the squared width of the input interval. Laplace noise for the same interval has the variance
+# 2/eps^2. *Optimum* is the smallest variance under the privacy condition of the source, sup p <= e^eps inf p, over all
+# free parameters.
 
 # %%
 two = pd.DataFrame(literature.table_two())
@@ -72,16 +73,17 @@ plt.show()
 below[["shape", "eps", "printed", "optimum", "printed / optimum"]]
 
 # %% [markdown]
-# *Figure 1. Printed variance over the least possible (no unit) against eps, logarithmic. Below the black line no
-# mechanism of the shape can be. Table: the six of thirty that are.*
+# *Figure 1. Printed variance divided by the smallest possible variance (no unit) over eps, logarithmic. Values below
+# the black line are impossible. The table lists the six of thirty values that are below it.*
 #
 # **Holds:** the printed values of the constant base are near the optima (within 6 %), and A1B1 is the best of the six
-# at every eps. But they are Monte Carlo values, not optima: six lie below what is possible. **Does not hold:** that the
-# quartic base is another choice. Under the source's condition its best edge height is its middle height, which is the
-# constant base; the printed values, up to 1.7 times as large, are of parameters that were not the best.
+# shapes at every eps. But the printed values are Monte Carlo estimates, and six are below the smallest possible
+# variance. **Does not hold:** the quartic base is not a useful alternative under the condition of the source. Its best
+# edge height equals its height in the middle, which gives the constant base. The printed values, up to 1.7 times as
+# large, belong to parameters that are not optimal.
 #
-# The source's condition is sufficient. The exact one compares densities output by output, and there the quartic base
-# pays, with the sine and the triangle window:
+# The condition of the source is sufficient, but not necessary. The exact condition compares densities output by output.
+# Under it, the quartic base reduces the variance with the sine and the triangle window:
 
 # %%
 exact = pd.concat([pd.DataFrame(literature.pointwise(eps)) for eps in (0.2, 1.0)])
@@ -99,7 +101,7 @@ table
 # %% [markdown]
 # ## H1 and H2
 #
-# The source offers two rates that are easier to compute than a variance: H1 = S2/S1, the mass of the base over that of
+# The source defines two rates that are easier to compute than a variance: H1 = S2/S1, the mass of the base over that of
 # the window, and H2 (Definition 4.3), the ratio of the areas from the input to two points on one side of it, at 1/4 and
 # 3/4 of the way to the far end of the output. For the optima of Table II, with the printed columns:
 
@@ -120,10 +122,10 @@ by_shape["H1, source's search"] = [
 by_shape[["H1", "H1, source's search", "H1, printed", "H2, middle", "H2, end", "H2 of the base", "H2, printed"]]
 
 # %% [markdown]
-# **Printed H1**: of the constant base, six of fifteen are to the digit what the source's own grid search finds (steps
-# 0.1, 0.01, 0.001), the others within 7 %; of the quartic base up to 25 % above. **Printed H2** is 0.333 for every
-# constant base: that is the ratio of the *base's* areas alone. With the window's area, as the definition reads, it is
-# 0.357 to 0.509 at the middle. So the printed column does not depend on the window.
+# **Printed H1**: for the constant base, six of fifteen values agree to the digit with the grid search of the source
+# (steps 0.1, 0.01, 0.001), and the others within 7 %. For the quartic base, they are up to 25 % above. **Printed H2**
+# is 0.333 for every constant base, which is the ratio of the areas of the *base* alone, so the printed column does not
+# depend on the window. With the area of the window, as in the definition, H2 is 0.357 to 0.509 at the middle.
 
 # %%
 constant = by_shape.index.get_level_values("shape").str.endswith("B1")
@@ -154,10 +156,10 @@ plt.show()
 # %% [markdown]
 # *Figure 2. Variance in squared widths of the input interval, and H1, against the window's width.*
 #
-# **Holds:** under the source's condition the optima's H1 sorts the three windows as their variance does. **Does not
-# hold** beyond that: H1 falls with the width without end, where the variance diverges; and under the exact condition at
-# eps = 0.2 the shape with the least H1, A3B1, has more than twice the variance of A1B1. The variance has a closed form
-# in this library, so neither rate is needed.
+# **Holds:** at the optima under the condition of the source, H1 sorts the three windows in the same order as the
+# variance. **Does not hold** in general: as the width grows, H1 keeps decreasing while the variance diverges. Under the
+# exact condition at eps = 0.2, the shape with the smallest H1, A3B1, has more than twice the variance of A1B1. The
+# variance has a closed form in this library, so neither rate is needed.
 #
 # ## The search and its stop
 #
@@ -171,11 +173,10 @@ stops
 
 # %% [markdown]
 # Three rounds and 10,322 evaluations end 0.04 % above the optimum, which a gradient finds in 17 (`benchmarks.tuning`).
+# ## Table III: errors, not biases
 #
-# ## Table III: a bias that is none
-#
-# The source prints a *bias rate* in percent for budgets from 0.2 to 5. The mechanisms are unbiased in closed form. What
-# is printed is the mean absolute error over an answer: with one constant for all 30 cells, an answer of 5,901
+# The source prints a *bias rate* in percent for budgets from 0.2 to 5. But the mechanisms are unbiased, as closed forms
+# show. The printed numbers are mean absolute errors, divided by an answer. With one answer for all 30 cells, 5,901
 # sensitivities by least squares, the computed cells are
 
 # %%
@@ -193,14 +194,15 @@ assert (abs(cells["computed"] - cells["printed"]) < 5.01e-4).sum() >= 27
 three
 
 # %% [markdown]
-# 27 of 30 to the digit, the others within 0.0009. So Table III says how large the errors are, not that there is a bias.
+# 27 of 30 cells agree to the digit, and the others within 0.0009. So Table III shows the size of the errors, not a
+# bias.
 #
 # ## Section 5.3: the percentages
 #
-# By how much less error the composite mechanisms have than noise. They reproduce from closed forms: the interval as
-# wide as the sensitivity, R = D, the answer in its middle, and an equal mean over eps = 0.2, 0.5, 1, 2, 3, 4, 5. The
-# Gaussian is the classical bound at delta = 1e-6 (no guarantee above eps = 1), discrete noise is on the integers with
-# D = 1.
+# Section 5.3 states by how many percent the errors of the composite mechanisms are below those of additive noise.
+# Closed forms reproduce these percentages, if the interval is as wide as the sensitivity, R = D, the answer is in its
+# middle, and the mean is over eps = 0.2, 0.5, 1, 2, 3, 4, 5. The Gaussian has the classical sigma at delta = 1e-6 (no
+# guarantee above eps = 1). Discrete noise is on the integers with D = 1.
 
 # %%
 section = [name for name in tables() if "section 5.3" in name]
@@ -228,9 +230,10 @@ for name in section:
     print(f"{name.partition('5.3, ')[2]}: {printed.REPRODUCTIONS[name].finding}\n")
 
 # %% [markdown]
-# **Holds at the source's setting**, and only there: R = D means that the interval of all answers is as wide as one
-# person's influence, and the middle is where the variance is least. At an end A1B1's mean gain in RE over Laplace noise
-# falls from 39 % to 27 %. The accuracy losses of the count are these errors over n and do not depend on data.
+# **Holds at the setting of the source**, and only there. R = D means that the interval of all answers is as wide as the
+# influence of one person, and the variance is smallest in the middle. At an end of the interval, the mean gain of A1B1
+# in RE over Laplace noise decreases from 39 % to 27 %. The accuracy losses of the count are these errors divided by n,
+# and do not depend on the data.
 #
 # ## Figures 7 to 12: six queries, six shapes
 #
@@ -264,7 +267,8 @@ assert 0.26 < at_end < 0.275
 # *Figure 3. Left: RE, right: MSE, both logarithmic, for all six shapes (quartic bases, dotted, lie on the constant
 # ones) and four kinds of noise. RE: mean absolute error; MSE: mean squared error.*
 #
-# **Result:** at this setting A1B1 has the least error of the bounded mechanisms, and less than Laplace noise.
+# **Result:** at this setting A1B1 has the smallest error of the bounded mechanisms, and a smaller error than Laplace
+# noise.
 #
 # ## The source's query setting
 #
@@ -283,14 +287,14 @@ assert (mode.loc["the middle, always", [0.2, 0.5, 1.0]] == mode[[0.2, 0.5, 1.0]]
 pd.concat(pairs, names=["query", "MSE"])
 
 # %% [markdown]
-# **Holds, as far as it goes:** A1B1 has 36 % less MSE than Laplace noise at eps = 1 (54 % less at the middle of the
-# interval, which is what Table II gives, but f(D) is at an end, where the variance is larger). Duchi's two points have
-# less still. The Gaussian of the code is the classical bound with delta = 1e-6, which is not proven for eps > 1.
+# **Holds at this setting:** A1B1 has 36 % less MSE than Laplace noise at eps = 1. (In the middle of the interval, as in
+# Table II, it has 54 % less, but f(D) is at an end, where the variance is larger.) Duchi's two points have an even
+# smaller MSE. The Gaussian of the code is the classical bound with delta = 1e-6, which is not proven for eps > 1.
 #
-# **But the setting is not private.** The interval is made from the data. Reports lie in a known interval about its
-# middle, so anyone who knows the mechanism knows 31.2 and 32.0. The last row, the middle of the interval without any
-# noise, does not distinguish the two datasets at all, and has a smaller MSE than every mechanism up to eps = 1. An
-# interval must be fixed before the data are seen, and contain every dataset's answer.
+# **But the setting is not private**, because the interval is computed from the data. Reports lie in a known interval
+# around its middle, so anyone who knows the mechanism knows 31.2 and 32.0. The last row is the middle of the interval
+# without noise. It does not distinguish the two datasets at all, and has a smaller MSE than every mechanism up to eps =
+# 1. An interval must be fixed before the data are seen, and contain every dataset's answer.
 #
 # ## The same queries with honest intervals
 #
@@ -371,7 +375,8 @@ plt.show()
 # *Figure 4. Root mean square error of 1,000 repetitions over the exact one of Laplace noise (no unit); lower is better.
 # Left: linear, right: logarithmic. R is the width of all possible answers, D the sensitivity.*
 #
-# **Result:** the composite mechanisms win where R = D and lose by orders of magnitude elsewhere.
+# **Result:** the composite mechanisms have smaller errors than noise if R = D, and errors larger by orders of magnitude
+# otherwise.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
@@ -395,11 +400,11 @@ plt.show()
 # continuous noise but for Laplace noise on the count.*
 #
 # **Holds** for the mode, the maximum and the minimum: one row can move them across the whole interval, R = D, and A1B1
-# has 33 to 76 % less MSE than Laplace noise at the budgets shown. In RE, which weighs large errors less, the gain
-# nearly vanishes for small eps: 0 to 5 % at eps = 0.2, 7 to 21 % at eps = 1 (exactly, below). **Does not hold** for
-# variance, mean and count, where R is thousands of times D and the composite mechanisms are worse by that factor.
-# Between the kinds of noise: discrete Laplace on the count has half the MSE of continuous at eps = 3, and the same on
-# the other queries; truncation at 1e-6 has no visible effect.
+# has 33 to 76 % less MSE than Laplace noise at the budgets shown. In RE, which gives less weight to large errors, the
+# gain nearly vanishes for small eps: 0 to 5 % at eps = 0.2, and 7 to 21 % at eps = 1 (see the exact values below).
+# **Does not hold** for variance, mean and count, where R is thousands of times D and the composite mechanisms are worse
+# by that factor. Between the kinds of noise: discrete Laplace on the count has half the MSE of continuous at eps = 3,
+# and the same on the other queries; truncation at 1e-6 has no visible effect.
 
 # %%
 mse = results.set_index(["column", "query", "eps", "mechanism"])["exact MSE"]
@@ -433,13 +438,13 @@ figure.suptitle("Accuracy loss at eps = 1, 1,000 repetitions")
 plt.show()
 
 # %% [markdown]
-# *Figure 6. |error / answer| (no unit): quartiles, whiskers to 1.5 times their distance, mean as a triangle. Left: no
-# mechanism is of use at eps = 1, with errors as large as the answer. Right: 0.02 % to 0.1 %.*
+# *Figure 6. |error / answer| (no unit): quartiles, whiskers to 1.5 times their distance, mean as a triangle. Left: at
+# eps = 1 the errors of all mechanisms are as large as the answer. Right: 0.02 % to 0.1 %.*
 #
 # ## How narrow must the interval be?
 #
-# Between R = D and R = 5,638 D there is a break-even: A1B1's worst-case variance is v(eps) R^2, Laplace noise has 2
-# D^2/eps^2.
+# A1B1 has the worst-case variance v(eps) R^2, and Laplace noise has 2 D^2/eps^2. So they are equal at some R between D
+# and 5,638 D.
 
 # %%
 grid = np.geomspace(0.1, 8, 30)
@@ -475,11 +480,12 @@ assert (breadths["optimal"] < breadths[["A1B1", "Laplace"]].min(axis=1)).all()
 breadths
 
 # %% [markdown]
-# *Table. Largest variance over the answers (squared D) at eps = 1.* So bounded and unbiased answers need not cost more
-# than Laplace noise; but the gain shrinks as R/D grows, to 14 % at 4 and 5 % at 8.
+# *Table. Largest variance over the answers (squared D) at eps = 1.* So bounded and unbiased answers can have a smaller
+# variance than Laplace noise. The gain decreases as R/D grows, to 14 % at R/D = 4 and 5 % at R/D = 8.
 #
-# For a mode there is a mechanism that fits: choose the value itself, with probability proportional to e^(eps count/2).
-# One row replaced moves a count by one, so this is eps-DP. The probability of the true mode of visits:
+# For a mode, the exponential mechanism is better suited: choose a value with probability proportional to e^(eps
+# count/2). If one row is replaced, a count changes by at most one, so this is eps-DP. The table has the probability of
+# the true mode of visits:
 
 # %%
 counts = np.unique(people["visits"], return_counts=True)[1]
@@ -489,11 +495,12 @@ for eps in (0.01, 0.05, 0.2):
 assert odds.max() / odds.sum() > 1 - 1e-9
 
 # %% [markdown]
-# ## What bounded and unbiased buy
+# ## The benefit of bounded and unbiased reports
 #
-# Laplace noise can be made bounded at no cost of privacy: clamp the report to [0, 1]. That makes it biased. A1B1's
-# reports are bounded too, but by an interval wider than the inputs' (at eps = 1 by 4.1), so that clamping them has an
-# effect as well. MSE and bias against the answer, R = D = 1, eps = 1, by integration over 4,001 quantiles:
+# Laplace noise can be made bounded at no privacy cost: clamp the report to [0, 1]. The clamped report is biased. The
+# reports of A1B1 are bounded, too, but by an interval that is 4.1 times as wide as that of the inputs at eps = 1, so
+# clamping changes them as well. MSE and bias against the answer, R = D = 1, eps = 1, by integration over 4,001
+# quantiles:
 
 # %%
 x = np.linspace(0, 1, 41)
@@ -520,13 +527,14 @@ figure.suptitle("Clamping to the interval [0, 1], eps = 1")
 plt.show()
 
 # %% [markdown]
-# *Figure 8. Left: mean squared error (logarithmic) of one report. Right: its mean minus the answer, what is left after
-# averaging many.*
+# *Figure 8. Left: mean squared error (logarithmic) of one report. Right: bias of the report, which remains after
+# averaging many reports.*
 #
-# **Result:** clamped reports have the smaller error each, and a bias that averaging does not remove.
+# **Result:** a clamped report has a smaller error, but a bias that averaging does not remove.
 #
-# For one report, clamping is better by a factor of 4 and more: bias is cheap. For many reports it is not: with T
-# answers averaged, such as the maxima of T clinics, each near the lower end as visits are:
+# For one report, clamping reduces the MSE by a factor of 4 or more. For the average of many reports, the bias
+# dominates. The table has averages of T answers near the lower end of the interval, such as the maxima of visits in T
+# clinics:
 
 # %%
 answer, times = 0.05, np.array([1, 10, 100, 1000])

@@ -13,12 +13,11 @@
 # %% [markdown]
 # # Piecewise transformations: the source's comparison, corrected
 #
-# When does a piecewise mechanism beat Duchi's two-point mechanism? Ma et al. (2021, OPTT) perturb a number in [-1, 1]
-# so that the report is unbiased and lies in [-B, B]. Type I is a uniform window on a constant base, type II a triangle
-# window. This notebook draws the comparison with Duchi's two-point mechanism, Wang et al.'s (2019) Piecewise Mechanism
-# and hybrid, and Laplace noise, from the mechanisms themselves, and says which of the source's statements hold.
-# Formulas are the corrected ones; its figures 1 to 3 are drawn again from what they plot, its few printed numbers are
-# compared by `python -m benchmarks.printed "Ma 2021"`.
+# When is a piecewise mechanism better than Duchi's two-point mechanism? Ma et al. (2021, OPTT) perturb a number in [-1,
+# 1] so that the report is unbiased and lies in [-B, B]. Type I is a uniform window on a constant base, and type II a
+# triangle window. This notebook compares both with Duchi's two-point mechanism, the Piecewise Mechanism and hybrid of
+# Wang et al. (2019), and Laplace noise. It states which claims of the source hold, and uses corrected formulas. It
+# redraws figures 1 to 3 of the source. `python -m benchmarks.printed "Ma 2021"` compares the few printed numbers.
 #
 # Every report is eps-DP by itself: any two inputs of the interval are neighbours (local differential privacy).
 
@@ -51,9 +50,9 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## The densities
 #
-# In the source's letters: the window is [k x - a, k x + a], B = k + a, and eta = B/a is the only free parameter. k and
-# a follow from eps and eta by normalisation and privacy. Type I: a = (e^eps + eta - 1)/((eta - 1)(e^eps - 1)). Type II:
-# a = ((e^eps + 1)/(eta - 1) + 2)/(e^eps - 1). Always k = (eta - 1) a.
+# In the notation of the source, the window is [k x - a, k x + a], B = k + a, and eta = B/a is the only free parameter.
+# k and a follow from eps and eta by normalisation and privacy. Type I: a = (e^eps + eta - 1)/((eta - 1)(e^eps - 1)).
+# Type II: a = ((e^eps + 1)/(eta - 1) + 2)/(e^eps - 1). Always k = (eta - 1) a.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
@@ -76,11 +75,10 @@ for name, constants in (("type I", literature.type_one), ("type II", literature.
 
 # %% [markdown]
 # *Figure 1. Density of a report (per unit of the input) for three inputs. Result: reports spread far beyond [-1, 1].*
+# ## Theorem 4 and figure 3: not an optimum
 #
-# ## Theorem 4 and figure 3: an optimum that is none
-#
-# **Theorem 4** optimises a with eps and the probability q of the window both fixed. That leaves no freedom:
-# unbiasedness gives k = 1/(q (1 - e^-eps)), and then the total mass is 1 for one a alone. At eps = 1, q = 0.7:
+# **Theorem 4** optimises a for a fixed eps and a fixed probability q of the window. But then a is already determined:
+# unbiasedness gives k = 1/(q (1 - e^-eps)), and the total mass is 1 for a single a. At eps = 1, q = 0.7:
 
 # %%
 eps, q = 1.0, 0.7
@@ -92,8 +90,8 @@ assert abs(masses[0.8] - 1) > 0.05
 print(f"a = {a:.4f}; total mass at multiples of it:", ", ".join(f"{f:g}: {mass:.3f}" for f, mass in masses.items()))
 
 # %% [markdown]
-# The source's figure 3 plots the variance against eta at four pairs (eps, q), the input in the middle. Only the dot on
-# each curve is a density: q = e^eps/(e^eps + eta - 1).
+# Figure 3 of the source plots the variance over eta for four pairs (eps, q), with the input in the middle. Only the dot
+# on each curve belongs to a density, where q = e^eps/(e^eps + eta - 1).
 
 # %%
 eta = np.linspace(1.05, 8, 400)
@@ -142,12 +140,13 @@ assert bounds["ratio"].between(0.42, 0.531).all()
 bounds
 
 # %% [markdown]
-# No density has a variance as small as the bound: it is 0.42 of the truth as eps -> 0, where the least is 16/(3 eps^2),
-# and 0.53 at eps = 2.15. What the theorem is for, being better than Laplace noise's 8/eps^2, holds with the true
-# constant 5.33 as well.
+# No density has a variance as small as the bound. It is 0.42 of the true minimum as eps -> 0, which is 16/(3 eps^2),
+# and 0.53 at eps = 2.15. The conclusion of the theorem, a smaller variance than the 8/eps^2 of Laplace noise, also
+# holds with the true constant 5.33.
 #
-# Nor can types I and II be compared at equal (k, a), as **Theorem 7** does: equal k/a means equal eta, and there type
-# II's a is larger. With the (k, a) of the best type I at eps = 1, type II is a density of another budget:
+# **Theorem 7** compares types I and II at equal (k, a), which is not possible at the same budget: equal k/a means equal
+# eta, and for the same eta type II has a larger a. With the (k, a) of the best type I at eps = 1, type II has another
+# budget:
 
 # %%
 from scipy.optimize import brentq
@@ -164,8 +163,8 @@ assert needed > 1.4
 assert np.isclose(literature.equal_constants()[0], np.log(3))
 
 # %% [markdown]
-# So the source's condition eps < ln 3 is no condition on the mechanisms: at the same budget, each with its own best
-# eta, type I is better at every eps (below).
+# So the condition eps < ln 3 of the source does not apply to the mechanisms. At the same budget, with the best eta for
+# each type, type I is better at every eps (see below).
 #
 # **Equation 17** prints Wang's mechanism with twice its k and a. The mechanism itself has k = e^(eps/2)/(e^(eps/2) - 1)
 # and a = 1/(e^(eps/2) - 1), that is type I at eta = 1 + e^(eps/2), at any eps:
@@ -195,9 +194,9 @@ plt.show()
 # *Figure 3. Variance (squared unit of the input) against x. Type I has the eta of least worst-case variance; type II,
 # at 13.1 (eps = 1) above the frame of comparison, is left out.*
 #
-# **Holds:** no piecewise transformation is better than Duchi's at every input. At the ends Duchi's variance is B^2 - 1,
-# and falls towards 0 as eps grows; in the middle it is at least 1 at any eps. So which one is better depends on where
-# the data are, as the last section shows.
+# **Holds:** no piecewise transformation is better than Duchi's at every input. At the ends, Duchi's variance is B^2 -
+# 1, which decreases towards 0 as eps grows. In the middle, it is at least 1 at any eps. So the better mechanism depends
+# on the distribution of the data, as the section on mean estimation shows.
 #
 # ## Worst-case variance against eps
 
@@ -228,8 +227,8 @@ table
 # logarithmic; lower is better. Table: the variances themselves, the mechanism with the least, and the optimum: the
 # least that any bounded, unbiased, eps-DP mechanism has, from a linear program (`dpk.optimal`).*
 #
-# The comparison is about the closed forms. The best of them has 0.2 % more than the optimum at eps = 0.1, where Duchi's
-# mechanism is it, 7 % more at eps = 1, and 27 % at eps = 3.
+# The figure compares mechanisms in closed form. The best of them is Duchi's mechanism at eps = 0.1, with 0.2 % more
+# variance than the optimum. The best has 7 % more at eps = 1, and 27 % more at eps = 3.
 #
 # **Theorem 9** says that some piecewise transformation beats Duchi's in the worst case. For small eps none of type I
 # does: as eps -> 0 the best one tends to 16/(3 eps^2), Duchi's to 4/eps^2. Where the curves cross:
@@ -292,11 +291,12 @@ for budget, wins in ((1.2, False), (1.5, True)):
 #
 # ## Mean estimation on real data
 #
-# The reason for all this: everybody reports one perturbed number, and the mean of the reports estimates the mean. The
-# data: 5,638 people; age in [0, 100] years, family income in [0, 30,000] dollars, visits to a doctor in [0, 80], each
-# mapped to [-1, 1]. Visits sit at the lower end (2.9 of 80 on average), ages in the middle of the lower half.
+# In the main application, everybody reports one perturbed number, and the mean of the reports estimates the mean of the
+# data. The data are 5,638 people: age in [0, 100] years, family income in [0, 30,000] dollars, visits to a doctor in
+# [0, 80], each mapped to [-1, 1]. Visits sit at the lower end (2.9 of 80 on average), ages in the middle of the lower
+# half.
 #
-# 1,000 repetitions by `vmap` at eps = 1; beside them the exact error, sqrt(mean variance / n).
+# The errors come from 1,000 repetitions by `vmap` at eps = 1, and from the exact formula sqrt(mean variance / n).
 
 # %%
 people = pd.read_csv(Path("data") / "rand_hie.csv")
@@ -352,11 +352,12 @@ at_two = table.loc["visits"].loc[2.0]
 print(f"visits at eps = 2: Duchi {at_two['Duchi']:.4f}, hybrid {at_two['hybrid']:.4f}, type I {at_two['type I']:.4f}")
 
 # %% [markdown]
-# The worst case is a poor guide here. Visits are nearly all at the end of their interval, where Duchi's variance is
-# least: it is best up to eps = 2, though its *worst* case at eps = 2 is 1.6 times type I's. Ages and incomes are
-# inside, where type I has its least variance, and Duchi's its largest. A mechanism may be chosen by what is *expected*
-# of the data before they are seen; not by the data. The linear program can be given such an expectation. Say visits
-# were thought to fall off exponentially, with a mean of 4:
+# The worst case is a poor criterion for these data. Nearly all visits are at the end of their interval, where Duchi's
+# variance is smallest. Duchi's mechanism is best up to eps = 2, although its *worst* case at eps = 2 is 1.6 times that
+# of type I. Ages and incomes are inside their intervals, where type I has its smallest variance and Duchi's mechanism
+# its largest. You may choose a mechanism by your *expectation* of the data before you see them, but not by the data.
+# The linear program accepts such an expectation. In this example, visits are expected to have an exponential
+# distribution with mean 4:
 
 # %%
 edges = np.linspace(-1, 1, 41)
@@ -381,10 +382,10 @@ aimed
 #
 # ## Several dimensions
 #
-# Four coordinates: age, income, visits, and sex. The budget of a person's whole report is eps (any two vectors are
-# neighbours). Ma's Algorithm 3 reports s = 1 coordinate drawn at random with all of eps; Wang reports s = max(1, min(d,
-# floor(eps/2.5))) of them with eps/s each; the plain way is all four with eps/4. Reports are scaled by d/s, which keeps
-# them unbiased.
+# The vectors have four coordinates: age, income, visits, and sex. The whole report of a person has the budget eps (any
+# two vectors are neighbours). Ma's Algorithm 3 reports s = 1 random coordinate with the whole eps. Wang reports s =
+# max(1, min(d, floor(eps/2.5))) random coordinates with eps/s each. The simplest method reports all four with eps/4.
+# Reports are scaled by d/s, which keeps them unbiased.
 
 # %%
 vectors = np.column_stack([*scaled.values(), 2.0 * people["female"] - 1])

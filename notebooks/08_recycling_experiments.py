@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Budget recycling: the source's experiments
 #
-# Does budget recycling hold what its experiments promise? Notebook 2 shows the mechanism, acceptance against eps, and
-# where the published accounting is unsound. This one goes through the other experiments of Jiang et al. (2024):
-# acceptance against the tolerance theta and against delta, the split of the budget between kernel and recycler, the
-# sampling rate, and queries on real data; notebook 9 has many reports together, Table I, and the best rates. The
-# source's *algorithms* are run here beside exact accounting.
+# This notebook repeats the experiments of Jiang et al. (2024) on budget recycling, and states which of their results
+# hold. Notebook 2 shows the mechanism, its acceptance over eps, and the cases in which the published accounting is
+# unsound. This notebook has the other experiments: acceptance against the tolerance theta and against delta, the split
+# of the budget between kernel and recycler, the sampling rate, and queries on real data; notebook 9 has the composition
+# of many reports, Table I, and the best sampling rates. It compares the published *algorithms* with exact accounting.
 #
 # Acceptance is P(|report - answer| <= theta). Neighbouring: datasets whose answers differ by at most D; a guarantee is
 # (eps, delta)-DP of one report, and delta = 1e-5 unless stated otherwise. Five ways to spend it:
@@ -26,8 +26,8 @@
 # - *published*: Algorithms 1 and 2, which choose q and the kernel's share of eps;
 # - *exact*: sigma, with the largest q that the true delta allows, tuned for the acceptance (`accountants.tune`);
 # - *Laplace*: plain noise of scale D/eps, delta = 0;
-# - *staircase*: the best additive noise of pure eps-DP for this very aim (Geng and Viswanath 2014), delta = 0: its high
-#   steps end at theta.
+# - *staircase*: the additive noise of pure eps-DP with the largest acceptance (Geng and Viswanath 2014), delta = 0: its
+#   high steps end at theta.
 
 # %%
 import sys
@@ -90,11 +90,12 @@ pd.concat(by_theta, names=["eps"]).droplevel(1)
 # *Figure 1. Share of reports within theta (no unit) against theta, logarithmic. A red cross marks a published choice
 # whose true delta is above 1e-5. Markers are computed, lines join them.*
 #
-# **Holds:** recycling raises the acceptance of the Gaussian it starts from, at every theta. **Does not hold:** the
-# published choice is not private at the largest theta of either panel, by a factor of 21 and 72; everywhere else it
-# leaves much of the budget unspent (at eps = 1, theta = D it has 0.23, exact accounting 0.40). And for a single report
-# plain Laplace noise beats all three Gaussians wherever theta >= D here, without any delta; the staircase is at least
-# as good everywhere, and has more than twice the acceptance of exact recycling at theta = D/4, eps = 1.
+# **Holds:** recycling raises the acceptance of its Gaussian kernel at every theta. **Does not hold:** the published
+# choice is not private at the largest theta of either panel, where its true delta is 21 and 72 times the target.
+# Everywhere else it does not use much of the budget (at eps = 1, theta = D its acceptance is 0.23, and 0.40 with exact
+# accounting). For a single report, plain Laplace noise has a larger acceptance than all three Gaussians at every theta
+# >= D in the figure, with delta = 0. The staircase is at least as good everywhere, and has more than twice the
+# acceptance of exact recycling at theta = D/4, eps = 1.
 
 # %%
 for table in by_theta.values():
@@ -122,13 +123,14 @@ by_delta
 # *Figure 2. Share of reports within theta = 2 D (no unit) against delta, logarithmic. Laplace noise and the staircase
 # spend none; at theta = 2 D they have the same acceptance. None of these published choices exceeds its delta.*
 #
-# A larger delta helps all Gaussians, the exactly accounted one the most in this range. None reaches Laplace noise.
+# A larger delta increases the acceptance of all Gaussians, and most with exact accounting. None reaches that of Laplace
+# noise.
 #
 # ## Kernel and recycler
 #
-# Algorithm 2 splits eps: a share for the kernel, the rest for the redraws. The curve over the share is what its search
-# climbs. With exact accounting there is no split, because the two losses are one; here the kernel is that of the
-# same share, with the largest q the true delta allows.
+# Algorithm 2 divides eps between the kernel and the redraws, and searches for the best share of the kernel. The curves
+# show the acceptance over this share. Exact accounting has no such division, because it treats both losses together.
+# For comparison, the figure uses the kernel of the same share with the largest q that the true delta allows.
 
 # %%
 cases = {"theta = D, eps = 2": (1.0, 2.0), "theta = D, eps = 3": (1.0, 3.0), "theta = 5 D, eps = 3": (5.0, 3.0)}
@@ -164,18 +166,17 @@ assert wide["published delta"].max() > 100 * DELTA
 # *Figure 3. Share of reports beyond theta (no unit, logarithmic) against the kernel's share of eps (no unit). The panel
 # in the middle has the setting of the source's figure 3: eps = 3, D = 1, theta = 1.*
 #
-# **Holds:** under the published accounting the split has an inner optimum, at about 0.6. **Does not hold** under exact
-# accounting: the best of these kernels spends all of eps by itself, since recycling thins the tails in
-# which its delta is, and so pays for the step. Left free, the optimiser takes a kernel that is narrower still, and
-# alone would exceed the budget: 0.95 of that sigma, for an acceptance of 0.766. For theta = 5 D the published optimum
-# lies where it is not private.
+# **Holds:** under the published accounting, the share has an inner optimum at about 0.6. **Does not hold** under exact
+# accounting: the best of these kernels alone uses the whole eps. Recycling reduces the mass of the tails, which contain
+# its delta, and this compensates for the step. Without the restriction to these kernels, the optimiser chooses an even
+# narrower kernel, which alone would exceed the budget: 0.95 times that sigma, with an acceptance of 0.766. For theta =
+# 5 D the published optimum is not private.
 #
 # ## The sampling rate
 #
-# A report may be made from a Poisson sample of rate p, rescaled to the whole: the sample's budget is larger, ln(1 +
-# (e^eps - 1)/p), and the estimate has an error of sampling. The source proposes a best rate for each kind of query. It
-# keeps the sensitivity at D. But what is released is divided by p (or by p n), and so is the change that one person
-# makes: D/p.
+# A report may use a Poisson sample of rate p, rescaled to the whole data. The budget on the sample is then larger, ln(1
+# + (e^eps - 1)/p), but the estimate has a sampling error. The source proposes a best rate for each kind of query. It
+# uses the sensitivity D. But the released value is divided by p (or by p n), so one person changes it by D/p.
 #
 # The data: 5,638 people, visits to a doctor in a year, each cut at 50. Neighbouring: one person more or less; for the
 # average, n is public and one person's visits change.
@@ -217,7 +218,8 @@ plt.show()
 # *Figure 4. Share of reports within theta of the answer for all people (no unit) against the sampling rate,
 # logarithmic; sampling error included. The dashed reports are not private at the budget claimed.*
 #
-# What the dashed optimum really spends: the noise at its rate, seen over the true sensitivity D/p, amplified by p.
+# The table has the true cost of the dashed optimum: of the noise at its rate, with the true sensitivity D/p and
+# amplification by p.
 
 # %%
 spent = []
@@ -237,9 +239,9 @@ assert (spent["true eps there"] >= spent["claimed eps"] * 0.999).all()
 spent
 
 # %% [markdown]
-# **Holds** only with D kept, and where the error of sampling is small against theta: the average and the count seem
-# best on 10 to 30 % of the people. **Does not hold** with the sensitivity of what is released: all the data are best in
-# all three cases. The dashed optimum of the average claims eps = 0.05 and has the true eps of the table.
+# **Holds** only with the sensitivity D, and if the sampling error is small compared with theta: the average and the
+# count then appear best with 10 to 30 % of the people. **Does not hold** with the sensitivity of the released value:
+# all data are best in all three cases. The dashed optimum of the average claims eps = 0.05; the table has its true eps.
 #
 # ## Queries on real data
 #

@@ -13,12 +13,12 @@
 # %% [markdown]
 # # Budget recycling: many reports, Table I, and the best rate of a sample
 #
-# What remains of the gain of recycling after many reports, and which sampling rate is best? The remaining experiments
-# of the source (Jiang et al. 2024): composition (figure 5, Table I), what it says of mechanisms of which only (eps,
-# delta) is known (Remarks 2 to 4), the search of the sampling rate by the printed acceptance rate (eq. 10 and 13,
-# Algorithm 4, figure 6), and the settings of figures 7 and 8. Printed numbers stand beside computed ones; `python -m
-# benchmarks.printed jiang --cells` prints them too. The figures have no readable values: what they plot is computed
-# here.
+# How much of the gain of recycling remains after many reports, and which sampling rate is best? This notebook has the
+# remaining experiments of the source (Jiang et al. 2024): composition (figure 5, Table I), its statements about
+# mechanisms with a known (eps, delta) (Remarks 2 to 4), the search of the sampling rate by the printed acceptance rate
+# (eq. 10 and 13, Algorithm 4, figure 6), and the settings of figures 7 and 8. It compares printed with computed
+# numbers, as `python -m benchmarks.printed jiang --cells` does. The figures of the source have no readable values, so
+# the notebook computes the plotted quantities.
 #
 # Neighbouring: datasets whose answers differ by at most D. A guarantee is (eps, delta)-DP, delta = 1e-5 unless
 # stated otherwise.
@@ -47,9 +47,9 @@ pd.options.display.width = 150
 # %% [markdown]
 # ## Composition: figure 5 and Table I
 #
-# T reports, each of the choice that Algorithm 2 makes for (1, 1e-5) at theta = D = 1, the setting of the source's
-# figure 5. Algorithm 3 composes them as published; beside it the exact eps of the same reports, of the kernel that
-# spends the budget alone, and of plain noise that is accepted as often:
+# Figure 1 has T reports with the parameters that Algorithm 2 chooses for (1, 1e-5) at theta = D = 1, as in figure 5 of
+# the source. Algorithm 3 composes them as published. For comparison, the figure has the exact eps of the same reports,
+# of the kernel with the whole budget, and of plain noise with the same acceptance:
 
 # %%
 counts = (10, 30, 100, 300, 1000)
@@ -78,8 +78,8 @@ five
 # choice and the plain noise in 23 %.*
 #
 # **Holds:** recycled reports have a smaller composed eps than plain ones with the same acceptance, by 11 to 15 %.
-# **Does not hold:** that their eps is smaller than that of the kernel with the same (eps, delta) a report. From T = 100
-# on it is larger, and Algorithm 3 is above it everywhere.
+# **Does not hold:** their eps is not smaller than that of the kernel with the same (eps, delta) per report. From T =
+# 100 on it is larger, and Algorithm 3 is above it everywhere.
 #
 # Table I has eps of 1,000 reports of 0.1 each. Its recycled rows answer the count query below (theta = 3, D = 1):
 
@@ -111,9 +111,10 @@ one
 # ## Parallel composition: Remark 2
 #
 # Remark 2 says that mechanisms which are each (eps, delta)-DP and each see their own part of the data are together
-# (eps, delta)-DP. It does not name the neighbours. Take recycled noise that is (1, 1e-5)-DP for one record more or less
-# in its part. Three neighbours are possible, and for each we compare the claim with exact deltas: of this noise, and of
-# the worst mechanism that is (1, 1e-5)-DP. `parallel_composition` is sound for both kinds of neighbours.
+# (eps, delta)-DP. It does not define the neighbours. Consider recycled noise that is (1, 1e-5)-DP for one record added
+# or removed in its part. Three kinds of neighbours are possible. For each, the table compares the claim with exact
+# deltas: of this noise, and of the worst mechanism that is (1, 1e-5)-DP. `parallel_composition` is sound for both kinds
+# of neighbours.
 
 # %%
 EPSILON, DELTA = 1.0, 1e-5
@@ -164,11 +165,11 @@ parallel
 #
 # ## Sequential composition: Remarks 3 and 4
 #
-# Remark 3 is basic composition, (T eps, T delta). Remark 4 is advanced composition, but one delta stands for two: it
-# is the slack in the logarithm, and the T delta of the mechanisms themselves is lost. The counterexample is a
-# mechanism that prints its input with probability delta and otherwise a constant. It is (0, delta)-DP, so Remark 4
-# says that T of them are (0, delta)-DP. In truth one of them prints the input with probability 1 - (1 - delta)^T,
-# whatever eps is.
+# Remark 3 is basic composition, (T eps, T delta). Remark 4 is advanced composition, but it uses one delta for two
+# purposes: it is the slack in the logarithm, and the T delta of the mechanisms is missing. The counterexample is a
+# mechanism that prints its input with probability delta and otherwise a constant. It is (0, delta)-DP, so Remark 4 says
+# that T of them are (0, delta)-DP. In truth one of them prints the input with probability 1 - (1 - delta)^T, whatever
+# eps is.
 
 # %%
 rows = []
@@ -296,8 +297,8 @@ eight
 
 # %% [markdown]
 # **Holds:** recycling raises the acceptance of the Gaussian kernel, by 1 to 10 % as published, by 9 to 60 % exactly
-# accounted. **Does not hold** that it is worth it here: Laplace noise is accepted more than twice as often in sums and
-# counts; the average is always accepted, by any noise.
+# accounted. **Does not hold:** it is not worthwhile in these settings. Laplace noise has more than twice the acceptance
+# for sums and counts; the average is always accepted, with any noise.
 #
 # ## What stands
 #
