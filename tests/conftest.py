@@ -109,7 +109,7 @@ WRONG_SLICES = pytest.StashKey[list[str]]()
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files before short ones."""
     config.stash[WRONG_SLICES] = list(wrong_slices(items))
-    rank = {f"test_{name}": place for place, name in enumerate(LONG)}
+    rank = {f"test_{name}": position for position, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
 
 

@@ -59,26 +59,26 @@ def test_memory_is_estimated(make):
 
 
 def test_what_views_share_is_counted_once():
-    whole = np.zeros(1000)
-    assert 8000 <= memory_size([whole, whole[:500], whole[500:], whole.view("u8")]) < 9000
+    array = np.zeros(1000)
+    assert 8000 <= memory_size([array, array[:500], array[500:], array.view("u8")]) < 9000
 
 
 def test_noise_of_many_scales_takes_bounded_memory(monkeypatch):
     """A sampler that the cache forgets is gone: nothing else refers to it, with its programs."""
     monkeypatch.setattr(registry._cached, "limit", 12 << 20)
     registry._cached.cache_clear()
-    made = []
+    samplers = []
     for scale in range(12):
         mechanism = dpk.gaussian(sigma=5.0 + scale / 100, sensitivity=1.0, epsilon=8.0, delta=0.3)
         dpk.perturb(np.zeros(10), mechanism)
-        made.append(weakref.ref(dpk.exact_sampler(mechanism)))
+        samplers.append(weakref.ref(dpk.exact_sampler(mechanism)))
         assert registry._cached.memory() <= 12 << 20
     dpk.perturb(np.zeros(20_000), mechanism)
     dpk.exact_sampler(dpk.gaussian(sigma=6.0, sensitivity=1.0, epsilon=8.0, delta=0.3))
     gc.collect()
-    alive = [reference for reference in made if reference() is not None]
+    alive = [reference for reference in samplers if reference() is not None]
     assert 2 <= len(alive) <= 9
     del mechanism
     registry._cached.cache_clear()
     gc.collect()
-    assert not any(reference() is not None for reference in made)
+    assert not any(reference() is not None for reference in samplers)

@@ -34,9 +34,9 @@ def test_how_numbers_are_printed(number, text):
 @EVERY
 @given(st.fractions(min_value=0, max_value=1000))
 def test_a_float_at_least_a_number(number):
-    above = float_at_least(number)
-    assert rational(above) >= number
-    assert rational(math.nextafter(above, -math.inf)) < number
+    rounded_up = float_at_least(number)
+    assert rational(rounded_up) >= number
+    assert rational(math.nextafter(rounded_up, -math.inf)) < number
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

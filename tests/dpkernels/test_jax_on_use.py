@@ -56,7 +56,7 @@ def test_a_release_without_jax_has_the_same_bytes(tmp_path: Path, monkeypatch: p
     for name, options in RELEASES.items():
         assert main(["perturb", "in.csv", f"{name}.csv", *options.split(), "--quiet"]) == 0
         for end in ("", ".json"):
-            texts = [Path(f"{name}{kind}.csv{end}").read_bytes() for kind in ("", ".deferred")]
+            texts = [Path(f"{name}{suffix}.csv{end}").read_bytes() for suffix in ("", ".deferred")]
             assert len({hashlib.sha256(text).hexdigest() for text in texts}) == 1
 
 

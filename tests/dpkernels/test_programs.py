@@ -21,28 +21,31 @@ def steps(x, y):
 @pytest.mark.parametrize("together", [1, 8])
 def test_the_same_as_one_by_one(size, together):
     mapped = vmap_in_batches(steps, lambda x, y: together)
-    at, y = jnp.exp2(jnp.arange(size) - 0.5), jnp.float32(1.0)
-    for found in (jax.vmap(mapped, (0, None))({"at": at}, y), jax.jit(jax.vmap(mapped))({"at": at}, y + 0 * at)):
-        assert np.array_equal(found[0], np.arange(size))
-        assert np.allclose(found[1], 2**-0.5)
+    points, y = jnp.exp2(jnp.arange(size) - 0.5), jnp.float32(1.0)
+    for batched in (
+        jax.vmap(mapped, (0, None))({"at": points}, y),
+        jax.jit(jax.vmap(mapped))({"at": points}, y + 0 * points),
+    ):
+        assert np.array_equal(batched[0], np.arange(size))
+        assert np.allclose(batched[1], 2**-0.5)
 
 
 def test_of_many_of_many_and_of_one():
     mapped = vmap_in_batches(steps, lambda x, y: 8)
-    at = jnp.exp2(jnp.arange(15.0) - 0.5).reshape(3, 5)
-    nested = jax.vmap(jax.vmap(mapped, (0, None)), (0, None))({"at": at}, jnp.float32(1.0))
+    points = jnp.exp2(jnp.arange(15.0) - 0.5).reshape(3, 5)
+    nested = jax.vmap(jax.vmap(mapped, (0, None)), (0, None))({"at": points}, jnp.float32(1.0))
     assert np.array_equal(nested[0].ravel(), np.arange(15))
-    assert mapped({"at": at[0, 3]}, jnp.float32(1.0))[0] == 3
-    alone = jax.vmap(lambda scale: scale * mapped({"at": at[0, 3]}, jnp.float32(1.0))[0])(jnp.arange(3.0))
+    assert mapped({"at": points[0, 3]}, jnp.float32(1.0))[0] == 3
+    alone = jax.vmap(lambda scale: scale * mapped({"at": points[0, 3]}, jnp.float32(1.0))[0])(jnp.arange(3.0))
     assert np.array_equal(alone, [0, 3, 6])
 
 
 def test_so_many_are_together():
     """On a processor a loop of as many turns as it takes."""
-    at = {"at": jnp.ones(24)}
+    parameters = {"at": jnp.ones(24)}
     for together, turns in ((1, 24), (8, 3)):
         mapped = jax.vmap(vmap_in_batches(steps, lambda x, y, t=together: t), (0, None))
-        assert f"length={turns}" in str(jax.make_jaxpr(mapped)(at, jnp.float32(2.0)))
+        assert f"length={turns}" in str(jax.make_jaxpr(mapped)(parameters, jnp.float32(2.0)))
 
 
 @pytest.mark.parametrize(("together", "shape"), [(1, "3"), (2, "2,3")])

@@ -92,8 +92,8 @@ def test_margins_grow_from_a_rounding_error():
 def test_an_inverse_reaches_the_target_on_arrays_of_both_kinds():
     targets = np.array([0.1, 0.5, 0.9])
     for wrap in (np.asarray, jnp.asarray):
-        found = solve.invert_increasing(lambda y: y**3, wrap(targets), 0.0, 1.0)
-        assert np.allclose(found, targets ** (1 / 3), rtol=1e-6)
+        roots = solve.invert_increasing(lambda y: y**3, wrap(targets), 0.0, 1.0)
+        assert np.allclose(roots, targets ** (1 / 3), rtol=1e-6)
 
 
 def test_newton_finds_a_root_between_its_ends_and_says_where_there_is_none(x64):
@@ -137,10 +137,10 @@ def test_newton_compiles_its_function_once_with_all_its_derivatives(x64):
 
 @given(places, st.integers(0, 40))
 def test_the_floats_from_a_number_on_are_neighbours(start, count):
-    found = list(solve.floats_from(start, math.inf, count + 1))
-    assert found[0] == start
-    assert all(b == math.nextafter(a, math.inf) for a, b in pairwise(found))
-    assert len(found) == count + 1
+    floats = list(solve.floats_from(start, math.inf, count + 1))
+    assert floats[0] == start
+    assert all(b == math.nextafter(a, math.inf) for a, b in pairwise(floats))
+    assert len(floats) == count + 1
 
 
 @given(places, st.floats(0.0, 1e3), st.sampled_from([-1.0, 1.0]))
@@ -271,10 +271,10 @@ def test_a_convex_function_without_a_root_has_none_and_an_end_may_be_it(x64):
 
 def test_a_smooth_inverse_on_both_kinds(x64):
     for wrap in (np.asarray, jnp.asarray):
-        found = solve.invert_smooth(
+        roots = solve.invert_smooth(
             lambda x: x**2, wrap([2.0, 9.0, 0.25]), wrap([1.4, 3.1, 0.49]), lambda x: 2 * x, steps=2
         )
-        np.testing.assert_allclose(found, [math.sqrt(2), 3.0, 0.5], rtol=4e-16)
+        np.testing.assert_allclose(roots, [math.sqrt(2), 3.0, 0.5], rtol=4e-16)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -282,15 +282,15 @@ def test_a_smooth_inverse_increases_with_its_target(dtype, x64):
     """Newton's steps alone decrease between some neighbouring floats; cells of half the digits are crossed as well."""
     start = np.asarray(1.999, dtype)
     targets = start + np.arange(20_000, dtype=dtype) * np.spacing(start)
-    off = {"float32": 1e-5, "float64": 1e-9}[dtype]
-    noise = np.random.default_rng(0).uniform(-off, off, targets.shape).astype(dtype)
+    tolerance = {"float32": 1e-5, "float64": 1e-9}[dtype]
+    noise = np.random.default_rng(0).uniform(-tolerance, tolerance, targets.shape).astype(dtype)
 
     def cube(x):
         return x * x * x
 
-    near = jnp.asarray(targets) ** (1 / 3) * (1 + noise)
-    plain = near + (targets - cube(near)) / (3 * near**2)
-    inverse = solve.invert_smooth(cube, jnp.asarray(targets), near, lambda x: 3 * x**2, None)
+    initial_guess = jnp.asarray(targets) ** (1 / 3) * (1 + noise)
+    plain = initial_guess + (targets - cube(initial_guess)) / (3 * initial_guess**2)
+    inverse = solve.invert_smooth(cube, jnp.asarray(targets), initial_guess, lambda x: 3 * x**2, None)
     assert np.diff(inverse).min() >= 0
     assert np.diff(plain).min() < 0
     np.testing.assert_allclose(np.asarray(inverse, float), np.cbrt(targets.astype(float)), rtol=2 * np.finfo(dtype).eps)

@@ -43,12 +43,12 @@ def draws(name, settings):
 def typed(values, precision):
     """Values as the code is given them (NumPy for float64, JAX for float32), and as exact references."""
     values = [np.dtype(precision).type(value) for value in values]
-    given = values if precision == "float64" else [jnp.asarray(value) for value in values]
-    return given, [mp.mpf(float(value)) for value in values]
+    numbers = values if precision == "float64" else [jnp.asarray(value) for value in values]
+    return numbers, [mp.mpf(float(value)) for value in values]
 
 
-def relative(found, expected):
-    return abs(float(mp.mpf(float(found)) / expected - 1))
+def relative(value, expected):
+    return abs(float(mp.mpf(float(value)) / expected - 1))
 
 
 # Duchi's two points
@@ -63,10 +63,10 @@ def test_two_points_keep_their_digits_at_the_ends(settings, precision):
         (high, epsilon), (R, eps) = typed([upper, random.uniform(0.01, 19.9)], precision)
         m = dpk.TwoPoint(0 * high, high, epsilon)
         B = R / 2 / mp.tanh(eps / 2)
-        for share in (0.0, 1.0, 0.5, random.uniform()):
-            (x,), (exact,) = typed([share * float(high)], precision)
-            at = min(exact, R)
-            low, top = at - R / 2 + B, R / 2 - at + B
+        for fraction in (0.0, 1.0, 0.5, random.uniform()):
+            (x,), (exact,) = typed([fraction * float(high)], precision)
+            exact = min(exact, R)
+            low, top = exact - R / 2 + B, R / 2 - exact + B
             (down, up) = m.atoms(x)[1]
             worst = max(worst, relative(m.variance(x), low * top), relative(m.absolute_error(x), low * top / B))
             worst = max(worst, relative(down, top / (2 * B)), relative(up, low / (2 * B)))
@@ -87,9 +87,9 @@ def reweighted_cdf(kind, width, low, high, outside, z):
     def F(x):
         return kernel_cdf(kind, width, x)
 
-    inside = F(min(max(z, low), high)) - F(low)
-    beyond = F(min(z, low)) + F(max(z, high)) - F(high)
-    return (inside + outside * beyond) / (F(high) - F(low) + outside * (F(low) + 1 - F(high)))
+    inner_mass = F(min(max(z, low), high)) - F(low)
+    outer_mass = F(min(z, low)) + F(max(z, high)) - F(high)
+    return (inner_mass + outside * outer_mass) / (F(high) - F(low) + outside * (F(low) + 1 - F(high)))
 
 
 @pytest.mark.quick("30-float64")
@@ -103,12 +103,12 @@ def test_reweighted_tails_have_their_digits(settings, precision):
         width = np.exp(random.normal())
         ends = -width * np.exp(random.uniform(-3, 1.8)), width * np.exp(random.uniform(-3, 1.8))
         outside = random.choice([0.0, 0.0, 0.1, 0.5, 0.99])
-        given, exact = typed([width, *ends, outside], precision)
-        law = dpk.Reweighted(getattr(dpk, kind)(given[0]), *given[1:])
+        parameters, exact = typed([width, *ends, outside], precision)
+        law = dpk.Reweighted(getattr(dpk, kind)(parameters[0]), *parameters[1:])
         mirror = dpk.Reweighted(law.kernel, -law.high, -law.low, law.outside)
         u = 10.0 ** random.uniform(-13, -0.4)
-        (z,), (at,) = typed([float(law.icdf(np.dtype(precision).type(u)))], precision)
-        expected = reweighted_cdf(kind, *exact, at)
+        (z,), (exact_z,) = typed([float(law.icdf(np.dtype(precision).type(u)))], precision)
+        expected = reweighted_cdf(kind, *exact, exact_z)
         if expected > 1e-30:
             worst = max(worst, relative(law.cdf(z), expected), relative(mirror.sf(-z), expected))
     assert worst < 600 * EPSILON[precision]
@@ -120,11 +120,11 @@ def random_kernel(random, precision):
     if kind == "MergedLaplace":
         law = merged(random, precision)
     elif kind == "Staircase":
-        given, _ = typed([random.uniform(0.05, 8), np.exp(random.normal()), random.uniform()], precision)
-        law = dpk.Staircase(*given)
+        parameters, _ = typed([random.uniform(0.05, 8), np.exp(random.normal()), random.uniform()], precision)
+        law = dpk.Staircase(*parameters)
     else:
-        given, _ = typed([np.exp(random.normal())], precision)
-        law = getattr(dpk, kind)(*given)
+        parameters, _ = typed([np.exp(random.normal())], precision)
+        law = getattr(dpk, kind)(*parameters)
     return law, float(law.variance) ** 0.5
 
 
@@ -136,13 +136,15 @@ def exact_density(law):
     if isinstance(law, dpk.Laplace):
         return (lambda z: mp.exp(-z / values[0])), lambda high: []
     if isinstance(law, dpk.Staircase):
-        eps, period, share = values
+        eps, period, gamma = values
 
         def stairs(z):
             k = mp.floor(z / period)
-            return mp.exp(-eps * (k + (z / period - k >= share)))
+            return mp.exp(-eps * (k + (z / period - k >= gamma)))
 
-        return stairs, lambda high: [period * (k + part) for k in range(int(high / period) + 1) for part in (0, share)]
+        return stairs, lambda high: [
+            period * (k + offset) for k in range(int(high / period) + 1) for offset in (0, gamma)
+        ]
     rates, breaks = values[: len(law.rates)], values[len(law.rates) :]
 
     def merged_density(z):
@@ -164,8 +166,10 @@ def exact_moment(law, power, high):
         if isinstance(law, dpk.Gaussian):
             total += mp.quad(lambda z: z**power * density(z), [low, middle, top])
         else:
-            at = density(middle)
-            total += mp.quad(lambda z, m=middle, a=at, r=slope: z**power * a * mp.exp(r * (z - m)), [low, middle, top])
+            height = density(middle)
+            total += mp.quad(
+                lambda z, m=middle, a=height, r=slope: z**power * a * mp.exp(r * (z - m)), [low, middle, top]
+            )
     return total
 
 
@@ -181,14 +185,14 @@ def test_moments_of_truncations_however_narrow(settings, precision):
             kernel, deviation = random_kernel(random, precision)
             (low, high), ends = typed(-deviation * 10 ** random.uniform(-6, 0.8, 2) * [1, -1], precision)
             law = dpk.Reweighted(kernel, -high, high, 0.0 * high)
-            whole, first, second = (exact_moment(kernel, power, ends[1]) for power in range(3))
-            worst = max(worst, relative(law.variance, second / whole), relative(law.absolute_moment, first / whole))
-            other = [exact_moment(kernel, power, -ends[0]) for power in range(3)]
+            mass, first, second = (exact_moment(kernel, power, ends[1]) for power in range(3))
+            worst = max(worst, relative(law.variance, second / mass), relative(law.absolute_moment, first / mass))
+            other_side = [exact_moment(kernel, power, -ends[0]) for power in range(3)]
             law = dpk.Reweighted(kernel, low, high, 0.0 * high)
-            total = whole + other[0]
-            worst = max(worst, relative(law.moment(2, low, high), (second + other[2]) / total))
-            mean = (first - other[1]) / total
-            worst = max(worst, abs(float(law.mean) - float(mean)) / float((first + other[1]) / total))
+            total = mass + other_side[0]
+            worst = max(worst, relative(law.moment(2, low, high), (second + other_side[2]) / total))
+            mean = (first - other_side[1]) / total
+            worst = max(worst, abs(float(law.mean) - float(mean)) / float((first + other_side[1]) / total))
     assert worst < 600 * EPSILON[precision]
 
 
@@ -199,14 +203,14 @@ def merged(random, precision):
     count = int(random.integers(1, 5))
     rates = np.exp(random.normal(0, 1.5, count + 1)) * np.append(random.uniform(size=count) > 0.2, 1.0)
     breaks = np.cumsum(np.exp(random.normal(-1, 1.5, count)))
-    given, _ = typed([*rates, *breaks], precision)
-    return dpk.MergedLaplace(tuple(given[: count + 1]), tuple(given[count + 1 :]))
+    parameters, _ = typed([*rates, *breaks], precision)
+    return dpk.MergedLaplace(tuple(parameters[: count + 1]), tuple(parameters[count + 1 :]))
 
 
 def merged_mass(law, low, high):
     """P(low < Z <= high) for low >= 0."""
     rates, breaks = ([mp.mpf(float(value)) for value in values] for values in (law.rates, law.breaks))
-    start, level, total, part = mp.mpf(0), mp.mpf(1), mp.mpf(0), mp.mpf(0)
+    start, level, total, inside = mp.mpf(0), mp.mpf(1), mp.mpf(0), mp.mpf(0)
     for rate, end in zip(rates, [*breaks, mp.inf], strict=True):
 
         def integral(a, b, rate=rate, start=start, level=level):
@@ -216,10 +220,10 @@ def merged_mass(law, low, high):
 
         total += integral(start, end)
         if min(high, end) > max(low, start):
-            part += integral(max(low, start), min(high, end))
+            inside += integral(max(low, start), min(high, end))
         level *= mp.exp(-rate * (end - start)) if end != mp.inf else 0
         start = end
-    return part / (2 * total)
+    return inside / (2 * total)
 
 
 @pytest.mark.quick("30-float64")
@@ -229,12 +233,12 @@ def test_merged_laplace_masses(settings, precision):
     worst = 0.0
     for random in draws("merged", settings):
         law = merged(random, precision)
-        far = float(law.breaks[-1]) * random.uniform(0, 1.5)
-        ends = far, far + 10.0 ** random.uniform(-8, 0)
+        distance = float(law.breaks[-1]) * random.uniform(0, 1.5)
+        ends = distance, distance + 10.0 ** random.uniform(-8, 0)
         (low, high), (a, b) = typed(ends, precision)
-        part, tail = merged_mass(law, a, b), merged_mass(law, a, mp.inf)
-        if part > 1e-30:
-            worst = max(worst, relative(law.moment(0, low, high), part))
+        mass, tail = merged_mass(law, a, b), merged_mass(law, a, mp.inf)
+        if mass > 1e-30:
+            worst = max(worst, relative(law.moment(0, low, high), mass))
         if tail > 1e-30:
             worst = max(worst, relative(law.sf(low), tail), relative(law.cdf(-low), tail))
     assert worst < 600 * EPSILON[precision]
@@ -254,8 +258,8 @@ def test_staircase_comes_back(settings, precision):
             random.uniform(0.05, 20),
             random.choice([0.0, 1.0, random.uniform(), 10 ** random.uniform(-4, 0)]),
         )
-        (eps, period, share), _ = typed([epsilon, np.exp(random.normal()), gamma], precision)
-        law = dpk.Staircase(eps, period, share)
+        (eps, period, gamma), _ = typed([epsilon, np.exp(random.normal()), gamma], precision)
+        law = dpk.Staircase(eps, period, gamma)
         u = np.dtype(precision).type(10.0 ** random.uniform(-10, math.log10(0.49)))
         (tail,), _ = typed([u], precision)
         z = law.icdf(tail)
@@ -280,12 +284,12 @@ def test_windows_and_bases_keep_their_masses(settings, precision):
     for random in draws("masses", settings):
         window = ("uniform", "sine", "triangle")[random.integers(3)]
         base = dpk.Quartic(10.0 ** random.uniform(-3, 0)) if random.integers(2) else "constant"
-        made = dpk.composite(window, base, epsilon=random.uniform(0.1, 20), lower=-1.0, upper=3.0)
-        values = [float(np.dtype(precision).type(leaf)) for leaf in jax.tree.leaves(made)]
-        reference = jax.tree.unflatten(jax.tree.structure(made), [mp.mpf(value) for value in values])
-        found = made
+        mechanism = dpk.composite(window, base, epsilon=random.uniform(0.1, 20), lower=-1.0, upper=3.0)
+        values = [float(np.dtype(precision).type(leaf)) for leaf in jax.tree.leaves(mechanism)]
+        reference = jax.tree.unflatten(jax.tree.structure(mechanism), [mp.mpf(value) for value in values])
+        variant = mechanism
         if precision == "float32":
-            found = jax.tree.unflatten(jax.tree.structure(made), [jnp.float32(value) for value in values])
+            variant = jax.tree.unflatten(jax.tree.structure(mechanism), [jnp.float32(value) for value in values])
         h, g, m = reference.window, reference.base, reference.width
         b = (g.edge + 4) / 5 if isinstance(g, dpk.Quartic) else mp.mpf(1)
         spread = (g.edge / 7 + mp.mpf(4) / 21) / b if isinstance(g, dpk.Quartic) else mp.mpf(1) / 3
@@ -293,17 +297,19 @@ def test_windows_and_bases_keep_their_masses(settings, precision):
         y = 1 / (reference.relative_height * area * m + 2 * b)
         S1, S2 = reference.relative_height * area * m * y, 2 * b * y
         C = 2 * S1 * (1 - m / 2) / 4
-        worst = max(worst, relative(found.base_mass, S2), relative(found.window_mass, S1), relative(found.level, y))
+        worst = max(
+            worst, relative(variant.base_mass, S2), relative(variant.window_mass, S1), relative(variant.level, y)
+        )
         for x in (-1.0, 1.0, 3.0):
             exact = (S2 * spread + S1 * around * m**2 + (mp.mpf(x - 1) * C) ** 2 * S2 / S1) / C**2
-            worst = max(worst, relative(found.variance(found.lower + x + 1), exact))
+            worst = max(worst, relative(variant.variance(variant.lower + x + 1), exact))
         # A report of the base alone: the window is at the other end.
-        report = found.middle - 0.75 / found.scale
+        report = variant.middle - 0.75 / variant.scale
         shape = 1 - (1 - g.edge) * mp.mpf(0.75) ** 4 if isinstance(g, dpk.Quartic) else mp.mpf(1)
-        density = found.level * found.base.density(-0.75) * found.scale
+        density = variant.level * variant.base.density(-0.75) * variant.scale
         worst = max(worst, relative(density, y * shape * C))
         if m < 1.7:
-            likelihood = math.exp(found.log_prob(report, found.upper))
+            likelihood = math.exp(variant.log_prob(report, variant.upper))
             worst = max(worst, relative(likelihood, y * shape * C) / 4)
     assert worst < 40 * EPSILON[precision]
 
@@ -323,24 +329,24 @@ def test_h2_rate_is_of_areas(settings, precision):
     for random in draws("windowed", settings):
         window = ("uniform", "sine", "triangle")[random.integers(3)]
         base = dpk.Quartic(10.0 ** random.uniform(-3, 0)) if random.integers(2) else "constant"
-        made = dpk.composite(
+        mechanism = dpk.composite(
             window, base, epsilon=random.uniform(0.1, 10), lower=-1.0, upper=3.0, width=random.uniform(0.05, 1.9)
         )
         x = random.uniform(-1, 3)
         if precision == "float32":
-            made = jax.tree.map(jnp.float32, made)
+            mechanism = jax.tree.map(jnp.float32, mechanism)
             x = jnp.float32(x)
-        reference = jax.tree.map(np.float64, made)
-        at = np.float64(x)
+        reference = jax.tree.map(np.float64, mechanism)
+        x_value = np.float64(x)
         low, high = reference.output_interval
-        far = high if high - at > at - low else low
+        farther_end = high if high - x_value > x_value - low else low
         points = np.linspace(0, 1, 20_001)
 
-        def area(share, reference=reference, at=at, far=far, points=points):
-            y = at + share * (far - at) * points
-            return np.abs(np.trapezoid(reference.pdf(y, at), y))
+        def area(share, reference=reference, x_value=x_value, farther_end=farther_end, points=points):
+            y = x_value + share * (farther_end - x_value) * points
+            return np.abs(np.trapezoid(reference.pdf(y, x_value), y))
 
-        worst = max(worst, abs(h2_rate(made, x) * area(0.75) / area(0.25) - 1))
+        worst = max(worst, abs(h2_rate(mechanism, x) * area(0.75) / area(0.25) - 1))
     # The trapezoidal rule on a jump of the density is good to a ten-thousandth.
     assert worst < (2e-3 if precision == "float64" else 3e-3)
 
@@ -356,15 +362,15 @@ def exact_stick(density, knots, D, eps):
         step = (high - low) / 2
         (p, r), (q, s) = ((density(z), mp.log(density(z + step) / density(z)) / step) for z in (x, x - D))
         fall = r - s
-        at, above = (mp.log(p / q) - eps), [mp.log(p / q) + fall * (end - x) > eps for end in (low, high)]
-        if not any(above):
+        excess, is_above = (mp.log(p / q) - eps), [mp.log(p / q) + fall * (end - x) > eps for end in (low, high)]
+        if not any(is_above):
             continue
-        cut = x - at / fall if above[0] != above[1] else low
-        left, right = (low, cut) if not above[1] else (cut, high)
+        cut = x - excess / fall if is_above[0] != is_above[1] else low
+        lower, upper = (low, cut) if not is_above[1] else (cut, high)
         for height, rate, sign in ((p, r, 1), (q, s, -mp.exp(eps))):
-            width = right - left
+            width = upper - lower
             grown = mp.expm1(rate * width) / rate if rate else width
-            total += sign * height * mp.exp(rate * (left - x)) * grown
+            total += sign * height * mp.exp(rate * (lower - x)) * grown
     return total
 
 
@@ -373,14 +379,16 @@ def exact_noise(noise, D, eps):
     kernel = noise.unweighted
     unscaled, breaks = exact_density(kernel)
     weighted = isinstance(noise, dpk.Reweighted)
-    low, high, outside = (mp.mpf(float(v)) for v in ((noise.low, noise.high, noise.outside) if weighted else (0, 0, 1)))
-    far = 300 * mp.mpf(float(kernel.variance)) ** 0.5 + abs(D)
-    while unscaled(far) > unscaled(mp.mpf(0)) * mp.mpf(10) ** -50:  # A tail may be far wider than the deviation.
-        far *= 2
-    knots = sorted({-far, -far + D, mp.mpf(0), low, high, far, *breaks(far), *(-b for b in breaks(far))})
+    low, high, outer_weight = (
+        mp.mpf(float(v)) for v in ((noise.low, noise.high, noise.outside) if weighted else (0, 0, 1))
+    )
+    reach = 300 * mp.mpf(float(kernel.variance)) ** 0.5 + abs(D)
+    while unscaled(reach) > unscaled(mp.mpf(0)) * mp.mpf(10) ** -50:  # A tail may be far wider than the deviation.
+        reach *= 2
+    knots = sorted({-reach, -reach + D, mp.mpf(0), low, high, reach, *breaks(reach), *(-b for b in breaks(reach))})
 
     def density(z):
-        return unscaled(abs(z)) * (1 if low <= z <= high else outside)
+        return unscaled(abs(z)) * (1 if low <= z <= high else outer_weight)
 
     norm = mp.mpf(0)
     for a, b in itertools.pairwise(knots):
@@ -411,11 +419,11 @@ def exact_delta(name, m, eps):
         if name == "triangle":
             return k * width * max(mp.mpf(0), 1 - (E - 1) / k) ** 2 / (k * width + 4)
         return max(mp.mpf(0), width * (1 + k - E) / (k * width + 2))
-    share = mp.mpf(m.noise.gamma)
-    peak = (1 - q) / (2 * (share + q * (1 - share)))
-    ends, total = sorted({mp.mpf(0), share, 1 - share, mp.mpf(1)}), max(mp.mpf(0), (1 - E * q) / 2)
+    gamma = mp.mpf(m.noise.gamma)
+    peak = (1 - q) / (2 * (gamma + q * (1 - gamma)))
+    ends, total = sorted({mp.mpf(0), gamma, 1 - gamma, mp.mpf(1)}), max(mp.mpf(0), (1 - E * q) / 2)
     for low, high in itertools.pairwise(ends):
-        first, second = (peak * (1 if z < share else q) for z in ((low + high) / 2, 1 - (low + high) / 2))
+        first, second = (peak * (1 if z < gamma else q) for z in ((low + high) / 2, 1 - (low + high) / 2))
         total += max(mp.mpf(0), (high - low) * (first - E * second))
     return total
 
@@ -458,12 +466,12 @@ def test_delta_next_to_the_largest_loss(settings, name):
         m, largest = of_loss(name, random)
         eps = largest - np.spacing(largest) * np.append([-2, -1, 0], np.round(10.0 ** random.uniform(0, 15, 5)))
         lost = EPSILON["float64"] / m.noise.gamma if name == "staircase" else 0
-        for found in (accountants.delta(m, eps), accountants.guarantee(m).delta(eps)):
-            for at, value in zip(eps, found, strict=True):
-                exact = exact_delta(name, m, at)
+        for deltas in (accountants.delta(m, eps), accountants.guarantee(m).delta(eps)):
+            for epsilon, value in zip(eps, deltas, strict=True):
+                exact = exact_delta(name, m, epsilon)
                 lowest = min(lowest, float(mp.mpf(value) - exact * (1 - mp.mpf(lost))))
-                above = mp.mpf(value) - exact * (1 + mp.mpf(lost))
-                highest = max(highest, float(above / (1 + at)) / EPSILON["float64"])
+                excess = mp.mpf(value) - exact * (1 + mp.mpf(lost))
+                highest = max(highest, float(excess / (1 + epsilon)) / EPSILON["float64"])
     assert lowest >= 0.0, lowest
     assert highest < 60  # With those of the log densities, which of merged laws are far from 0.
 
@@ -481,24 +489,32 @@ def test_moments_have_the_parameters_type(settings):
             laws += [dpk.Staircase(*(jnp.float32(value) for value in (random.uniform(0.1, 9), 1.0, 0.3)))]
             laws += [dpk.Reweighted(law, *(jnp.float32(end) for end in (-1, 2, random.uniform()))) for law in laws[:2]]
             for law in laws:
-                found = jax.eval_shape(moments, law, jnp.asarray([-1.5, 0.0, 3.0], jnp.float32))
-                assert {value.dtype for value in found} == {jnp.dtype("float32")}, law
+                shapes = jax.eval_shape(moments, law, jnp.asarray([-1.5, 0.0, 3.0], jnp.float32))
+                assert {value.dtype for value in shapes} == {jnp.dtype("float32")}, law
 
 
 def moments(law, z):
     """All that a law computes, of its own parameters and of z."""
-    found = [law.mean, law.variance, law.absolute_moment, law.cdf(z), law.sf(z), law.log_prob(z), law.icdf(z / 8 + 0.5)]
-    found += [law.mass(z, z + 1), law.moment(0, z, z + 1), law.moment(1, -1.0, 2), law.moment(2, z, z + 1)]
-    return [*found, dpk.Additive(law).log_prob(z, z[0])]
+    values = [
+        law.mean,
+        law.variance,
+        law.absolute_moment,
+        law.cdf(z),
+        law.sf(z),
+        law.log_prob(z),
+        law.icdf(z / 8 + 0.5),
+    ]
+    values += [law.mass(z, z + 1), law.moment(0, z, z + 1), law.moment(1, -1.0, 2), law.moment(2, z, z + 1)]
+    return [*values, dpk.Additive(law).log_prob(z, z[0])]
 
 
 @pytest.mark.thorough
 def test_likelihoods_have_the_parameters_type():
     shapes = [("sine", dpk.Quartic(0.3)), (lambda z: 1 - z + z**2, "constant")]
-    made = [dpk.composite(window, base, epsilon=2.0, **UNIT) for window, base in shapes]
-    made += [dpk.central_piecewise(epsilon=1.0, sensitivity=0.3, **UNIT), dpk.hybrid(epsilon=2.0, **UNIT)]
+    mechanisms = [dpk.composite(window, base, epsilon=2.0, **UNIT) for window, base in shapes]
+    mechanisms += [dpk.central_piecewise(epsilon=1.0, sensitivity=0.3, **UNIT), dpk.hybrid(epsilon=2.0, **UNIT)]
     with jax.enable_x64(True):
-        for m in jax.tree.map(jnp.float32, [*made, dpk.duchi(epsilon=1.0, **UNIT)]):
+        for m in jax.tree.map(jnp.float32, [*mechanisms, dpk.duchi(epsilon=1.0, **UNIT)]):
             z = jnp.asarray([0.2, 0.9], jnp.float32)
-            found = jax.eval_shape(lambda m, z: [m.log_prob(z, z), m.mass(z, z), m.cdf(z, z), m.variance(z)], m, z)
-            assert {value.dtype for value in found} == {jnp.dtype("float32")}, m
+            results = jax.eval_shape(lambda m, z: [m.log_prob(z, z), m.mass(z, z), m.cdf(z, z), m.variance(z)], m, z)
+            assert {value.dtype for value in results} == {jnp.dtype("float32")}, m

@@ -37,8 +37,8 @@ def test_probabilities(law):
     np.testing.assert_allclose(law.probabilities, [float(p) for p in exact], rtol=1e-13)
     np.testing.assert_array_equal(law.probabilities, law.probabilities[::-1])
     np.testing.assert_array_equal(law.points, law.step * np.arange(-law.reach, law.reach + 1))
-    at, p = law.atoms
-    np.testing.assert_array_equal(at, law.points)
+    atoms, p = law.atoms
+    np.testing.assert_array_equal(atoms, law.points)
     np.testing.assert_array_equal(p, law.probabilities)
     assert np.all(law.prob(law.points) == 0)
 
@@ -46,7 +46,7 @@ def test_probabilities(law):
 @every_law
 def test_moments(law):
     with mpmath.workdps(60):
-        z, p = [mpmath.mpf(float(at)) for at in law.points], exact_probabilities(law)
+        z, p = [mpmath.mpf(float(points)) for points in law.points], exact_probabilities(law)
         second = mpmath.fsum(a * a * q for a, q in zip(z, p, strict=True))
         first = mpmath.fsum(abs(a) * q for a, q in zip(z, p, strict=True))
     assert law.mean == 0
@@ -185,11 +185,11 @@ def test_discrete_laplace_has_its_ratio(epsilon):
 @pytest.mark.parametrize("step", [1.0, 0.25, 1e6, 2.0**-20, 3.0, float(np.float32(0.1))])
 def test_steps_small_and_large_are_certified(step):
     """Reports are exact multiples of the step."""
-    made = dpk.discrete_laplace(epsilon=1.0, sensitivity=2 * step, step=step)
-    form = dpk.exact_sampler(made)
-    assert form.table.bin_width == Fraction(step)
-    assert form.certificate.shift == 2
-    reports = dpk.perturb(step * np.arange(-50.0, 50.0), form)
+    mechanism = dpk.discrete_laplace(epsilon=1.0, sensitivity=2 * step, step=step)
+    sampler = dpk.exact_sampler(mechanism)
+    assert sampler.table.bin_width == Fraction(step)
+    assert sampler.certificate.shift == 2
+    reports = dpk.perturb(step * np.arange(-50.0, 50.0), sampler)
     assert all((Fraction(report) / Fraction(step)).denominator == 1 for report in reports.tolist())
 
 
@@ -201,6 +201,6 @@ def test_steps_that_floats_only_approximate_are_refused(step):
 
 def test_a_step_far_above_the_sensitivity_is_certified():
     """Inputs 1 apart are on one point or two neighbouring ones."""
-    form = dpk.exact_sampler(dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0, step=1000.0))
-    assert form.certificate.shift == 1
-    assert form.table.bin_width == 1000
+    sampler = dpk.exact_sampler(dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0, step=1000.0))
+    assert sampler.certificate.shift == 1
+    assert sampler.table.bin_width == 1000

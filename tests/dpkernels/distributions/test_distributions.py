@@ -77,10 +77,10 @@ def test_staircase_steps(law):
 @over({name: law for name, law in LAWS.items() if isinstance(law, Reweighted)})
 def test_reweighted_is_the_kernel_times_a_step(law):
     z = np.linspace(-6.05, 6.03, 97) * scale(law)
-    inside = (z >= law.low) & (z <= law.high)
+    is_inside = (z >= law.low) & (z <= law.high)
     kernel_inside = quadrature(law.kernel, one, max(law.low, ends(law.kernel)[0]), min(law.high, ends(law.kernel)[1]))
     total = kernel_inside + law.outside * (1 - kernel_inside)
-    close(law.prob(z), law.kernel.prob(z) * np.where(inside, 1.0, law.outside) / total, 1e-11)
+    close(law.prob(z), law.kernel.prob(z) * np.where(is_inside, 1.0, law.outside) / total, 1e-11)
     close([law.total, law.acceptance], [total, kernel_inside / total], 1e-11)
 
 
@@ -100,10 +100,10 @@ def test_weight_is_constant_and_density_smooth_between_knots(law):
     low, high = (max(ends(law)[0], -20 * scale(law)), min(ends(law)[1], 20 * scale(law)))
     edges = np.unique(np.clip(np.concatenate([[low, high], law.knots]), low, high))
     edges = edges[np.concatenate([[True], np.diff(edges) > 1e-9 * scale(law)])]
-    inside = edges[:-1, None] + np.diff(edges)[:, None] * np.linspace(0.001, 0.999, 9)
-    weight = law.weight(inside)
+    points = edges[:-1, None] + np.diff(edges)[:, None] * np.linspace(0.001, 0.999, 9)
+    weight = law.weight(points)
     close(weight, weight[:, :1] + 0 * weight, 1e-14)
-    third = np.diff(law.log_prob(inside), 3, axis=1)
+    third = np.diff(law.log_prob(points), 3, axis=1)
     close(third, 0, 0, 1e-9)  # At most quadratic: affine losses between knots.
 
 
@@ -127,8 +127,8 @@ def test_cdf_and_sf_are_integrals_of_the_density(law):
     low, high = ends(law)
     z = tail_points(law)
     reach = 60 * scale(law)
-    close(law.cdf(z), [quadrature(law, one, max(float(law.support[0]), min(at, 0) - reach), at) for at in z], 1e-10)
-    close(law.sf(z), [quadrature(law, one, at, min(float(law.support[1]), max(at, 0) + reach)) for at in z], 1e-10)
+    close(law.cdf(z), [quadrature(law, one, max(float(law.support[0]), min(end, 0) - reach), end) for end in z], 1e-10)
+    close(law.sf(z), [quadrature(law, one, end, min(float(law.support[1]), max(end, 0) + reach)) for end in z], 1e-10)
     if np.isinf(law.support[0]):
         assert law.cdf(z).min() < 1e-30
         assert law.sf(z).min() < 1e-30
@@ -260,22 +260,22 @@ def stencil(name, value):
 
 
 def parameters(law):
-    paths, form = jax.tree_util.tree_flatten_with_path(law)
+    paths, structure = jax.tree_util.tree_flatten_with_path(law)
     return (
         [str(path[0].name if len(path) == 1 else path[-1]).strip(".") for path, _ in paths],
         [v for _, v in paths],
-        form,
+        structure,
     )
 
 
 def differences(law, function):
     """d function / d every parameter, by differences in NumPy's float64."""
-    names, values, form = parameters(law)
+    names, values, structure = parameters(law)
     columns = []
     for index, (name, value) in enumerate(zip(names, values, strict=True)):
         offsets, weights = stencil(name, value)
         moved = [[*values[:index], value + offset, *values[index + 1 :]] for offset in offsets]
-        columns.append(sum(w * function(jax.tree.unflatten(form, m)) for w, m in zip(weights, moved, strict=True)))
+        columns.append(sum(w * function(jax.tree.unflatten(structure, m)) for w, m in zip(weights, moved, strict=True)))
     return np.stack(columns, -1)
 
 
@@ -289,12 +289,12 @@ def test_gradients_with_respect_to_every_parameter(law):
 
 def check_gradients(law):
     z, u = arguments(law)
-    _, values, form = parameters(law)
+    _, values, structure = parameters(law)
 
     @jax.jit
     def run(leaves, z, u):
         def packed(leaves):
-            return everything(jax.tree.unflatten(form, list(leaves)), z, u)
+            return everything(jax.tree.unflatten(structure, list(leaves)), z, u)
 
         return packed(leaves), jax.jacrev(packed)(leaves)
 
@@ -303,8 +303,9 @@ def check_gradients(law):
     direct = len(value) - len(u)
     numeric = differences(law, lambda moved: everything(moved, z, u)[:direct])
     close(np.asarray(gradient)[:direct], numeric, 3e-7, 3e-8)
-    at = law.icdf(u)
-    implicit = -differences(law, lambda moved: np.where(u < 0.5, moved.cdf(at), -moved.sf(at))) / law.prob(at)[:, None]
+    quantile = law.icdf(u)
+    implicit = -differences(law, lambda moved: np.where(u < 0.5, moved.cdf(quantile), -moved.sf(quantile)))
+    implicit /= law.prob(quantile)[:, None]
     close(np.asarray(gradient)[direct:], implicit, 1e-6, 1e-6)
 
 

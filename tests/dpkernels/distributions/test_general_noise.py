@@ -38,11 +38,11 @@ def logistic_delta(b, D, eps):
     """F(z) - e^eps F(z - D) where the loss -4 artanh(tanh((z - D/2)/2b) tanh(D/4b)) is eps, in 50 digits or more."""
     with mp.workdps(600):
         b, D, eps = map(mp.mpf, (b, D, eps))
-        share = mp.tanh(eps / 4) / mp.tanh(D / (4 * b))
-        if share >= 1:
+        ratio = mp.tanh(eps / 4) / mp.tanh(D / (4 * b))
+        if ratio >= 1:
             return mp.mpf(0)
-        z = D / 2 - 2 * b * mp.atanh(share)
-        cdf, shifted = (1 / (1 + mp.exp(-at / b)) for at in (z, z - D))
+        z = D / 2 - 2 * b * mp.atanh(ratio)
+        cdf, shifted = (1 / (1 + mp.exp(-point / b)) for point in (z, z - D))
         return cdf - mp.exp(eps) * shifted
 
 
@@ -98,10 +98,10 @@ def test_jax_agrees_with_numpy_and_has_derivatives(noise):
 def test_student_noise_is_pure_at_its_scale():
     """The largest loss is (nu + 1) asinh(D/(2 s sqrt(nu))), and the constructor inverts that."""
     for degrees, epsilon, D in ((3.0, 1.0, 1.0), (11.0, 0.2, 7.0), (40.0, 4.0, 0.3)):
-        made = dpk.student(epsilon=epsilon, sensitivity=D, degrees=degrees)
-        assert accountants.epsilon(made) == pytest.approx(epsilon, rel=1e-12)
-        z = np.linspace(-9, 9, 100_001) * made.noise.scale
-        assert made.noise.loss(z, D).max() <= epsilon * (1 + 1e-9)
+        mechanism = dpk.student(epsilon=epsilon, sensitivity=D, degrees=degrees)
+        assert accountants.epsilon(mechanism) == pytest.approx(epsilon, rel=1e-12)
+        z = np.linspace(-9, 9, 100_001) * mechanism.noise.scale
+        assert mechanism.noise.loss(z, D).max() <= epsilon * (1 + 1e-9)
 
 
 def test_degrees_of_freedom_are_checked():
@@ -122,8 +122,8 @@ def test_logistic_delta_in_50_digits():
         b, D = np.exp(draws.uniform(-4, 4, 2))
         eps = draws.uniform(0, 1.02) * min(D / b, 600.0)
         exact = float(logistic_delta(b, D, eps))
-        found = float(accountants.delta(Additive(dpk.Logistic(b), D), eps))
-        assert found == pytest.approx(exact, rel=1e-12, abs=1e-15)
+        delta = float(accountants.delta(Additive(dpk.Logistic(b), D), eps))
+        assert delta == pytest.approx(exact, rel=1e-12, abs=1e-15)
 
 
 def student_tail(nu, z):
@@ -156,9 +156,9 @@ def student_delta(s, nu, D, eps):
         root = D**2 - k * (a * k - D**2)
         if root <= 0:
             return mp.mpf(0)
-        far = -(D + mp.sqrt(root))
-        low, high = far / k, (a * k - D**2) / far
-        p, q = (student_mass(nu, (low - at) / s, (high - at) / s) for at in (0, D))
+        lower_end = -(D + mp.sqrt(root))
+        low, high = lower_end / k, (a * k - D**2) / lower_end
+        p, q = (student_mass(nu, (low - centre) / s, (high - centre) / s) for centre in (0, D))
         return p - mp.exp(eps) * q
 
 
@@ -175,18 +175,18 @@ def student_mass(nu, low, high):
 def test_student_delta_is_never_below_the_truth(s, nu, D):
     """Up to next to the largest loss, where the difference of two masses would have lost all digits."""
     top = float((nu + 1) * mp.asinh(D / (2 * s * mp.sqrt(nu))))
-    for share in (1e-3, 0.3, 0.9, 0.999, 1 - 1e-6, 1 - 1e-9):
-        exact = float(student_delta(s, nu, D, top * share))
-        found = accountants.delta(Additive(dpk.Student(s, nu), D), top * share)
-        assert exact <= found <= exact * (1 + 1e-10) + 8 * 2.0**-52 * (1 + top), share
+    for fraction in (1e-3, 0.3, 0.9, 0.999, 1 - 1e-6, 1 - 1e-9):
+        exact = float(student_delta(s, nu, D, top * fraction))
+        delta = accountants.delta(Additive(dpk.Student(s, nu), D), top * fraction)
+        assert exact <= delta <= exact * (1 + 1e-10) + 8 * 2.0**-52 * (1 + top), fraction
 
 
 @pytest.mark.lengthy
 @every_noise
 @pytest.mark.parametrize("D", [0.05, 1.0, 9.0])
 def test_profiles_by_quadrature(noise, D):
-    found = accountants.delta(Additive(noise, D), EPS)
-    np.testing.assert_allclose(found, by_quadrature(noise, D, EPS), rtol=2e-6, atol=2e-9)
+    delta = accountants.delta(Additive(noise, D), EPS)
+    np.testing.assert_allclose(delta, by_quadrature(noise, D, EPS), rtol=2e-6, atol=2e-9)
 
 
 @pytest.mark.lengthy
@@ -229,18 +229,18 @@ def test_profiles_of_jax_numbers_have_the_derivative(noise):
 @pytest.mark.parametrize("make", [dpk.Logistic, dpk.Student], ids=["logistic", "student"])
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_few_releases_are_inside_their_bracket(make, rate):
-    one = guarantee(Additive(make(3.0), 1.0))
-    made = (one if rate is None else one.subsample(rate)).repeat(3)
-    delta = float(made.delta(0.1))
-    low, high = made.bracket(epsilon=0.1)
+    single = guarantee(Additive(make(3.0), 1.0))
+    composed = (single if rate is None else single.subsample(rate)).repeat(3)
+    delta = float(composed.delta(0.1))
+    low, high = composed.bracket(epsilon=0.1)
     assert low * (1 - 1e-9) <= delta <= high * (1 + 1e-9)
     assert high <= low * 1.01
 
 
 def test_a_thousand_logistic_releases_are_inside_their_bracket():
-    made = guarantee(Additive(dpk.Logistic(30.0), 1.0)).repeat(1000)
-    eps = float(made.epsilon(1e-6))
-    low, high = made.bracket(delta=1e-6)
+    composed = guarantee(Additive(dpk.Logistic(30.0), 1.0)).repeat(1000)
+    eps = float(composed.epsilon(1e-6))
+    low, high = composed.bracket(delta=1e-6)
     assert low <= eps <= high <= low * 1.001
 
 
@@ -258,14 +258,14 @@ def test_two_releases_by_enumeration():
 def test_replaced_records_of_logistic_noise():
     """p and q are mixtures at rate r, by the midpoint rule; Student noise is refused, whose loss is not monotone."""
     noise, D, r = dpk.Logistic(0.8), 1.0, 0.3
-    made = guarantee(Additive(noise, D)).subsample(r, adjacency="replace")
+    sampled = guarantee(Additive(noise, D)).subsample(r, adjacency="replace")
     z = np.linspace(-40, 40, 1_000_001)
     f, up, down = noise.prob(z), noise.prob(z - D), noise.prob(z + D)
     p, q = (1 - r) * f + r * up, (1 - r) * f + r * down
     expected = [np.maximum(p - np.exp(e) * q, 0).sum() * (z[1] - z[0]) for e in (0.0, 0.2, 0.5)]
-    np.testing.assert_allclose([made.delta(e) for e in (0.0, 0.2, 0.5)], expected, rtol=1e-8)
-    low, high = made.repeat(2).bracket(epsilon=0.5)
-    assert low <= made.repeat(2).delta(0.5) <= high
+    np.testing.assert_allclose([sampled.delta(e) for e in (0.0, 0.2, 0.5)], expected, rtol=1e-8)
+    low, high = sampled.repeat(2).bracket(epsilon=0.5)
+    assert low <= sampled.repeat(2).delta(0.5) <= high
     with pytest.raises(ValueError, match="log-concave"):
         guarantee(Additive(dpk.Student(1.0), 1.0)).subsample(r, adjacency="replace")
 
@@ -295,22 +295,22 @@ def test_tables_are_certified_and_released(made):
 @pytest.mark.lengthy
 @every_noise
 def test_the_scale_for_a_budget(noise):
-    made = calibrate.scaled(noise, epsilon=0.5, delta=1e-3)
-    assert accountants.delta(made, 0.5) <= 1e-3
-    assert accountants.delta(Additive(made.noise.rescale(1 - 1e-9), 1.0), 0.5) > 1e-3
+    calibrated = calibrate.scaled(noise, epsilon=0.5, delta=1e-3)
+    assert accountants.delta(calibrated, 0.5) <= 1e-3
+    assert accountants.delta(Additive(calibrated.noise.rescale(1 - 1e-9), 1.0), 0.5) > 1e-3
 
 
 @every_noise
 def test_guarantees_are_saved(noise):
-    made = guarantee(Additive(noise, 2.0)).repeat(3)
-    assert Guarantee.from_json(made.to_json()) == made
+    composed = guarantee(Additive(noise, 2.0)).repeat(3)
+    assert Guarantee.from_json(composed.to_json()) == composed
 
 
 @pytest.mark.thorough
 def test_noise_is_tuned():
-    found = tune.best(tune.budget_recycled(dpk.Logistic(1.0), epsilon=1.0, delta=1e-3), tune.acceptance(theta=2.0))
-    assert accountants.delta(found.mechanism, 1.0) <= 1e-3
-    assert isinstance(found.mechanism.noise.kernel, dpk.Logistic)
+    tuned = tune.best(tune.budget_recycled(dpk.Logistic(1.0), epsilon=1.0, delta=1e-3), tune.acceptance(theta=2.0))
+    assert accountants.delta(tuned.mechanism, 1.0) <= 1e-3
+    assert isinstance(tuned.mechanism.noise.kernel, dpk.Logistic)
 
 
 # The bound on derivatives, and what a class may leave out
@@ -365,16 +365,20 @@ def test_a_bound_that_is_too_small_is_found():
 @pytest.mark.lengthy
 def test_three_members_are_enough():
     """Brackets need no more than the tails, also of samples with replaced records."""
-    own, known = Unbounded(3.0), dpk.Logistic(3.0)
-    np.testing.assert_allclose([own.variance, own.absolute_moment], [known.variance, known.absolute_moment], rtol=1e-10)
-    np.testing.assert_allclose(*(accountants.delta(Additive(one, 1.0), EPS / 5) for one in (own, known)), atol=1e-14)
-    alone = [guarantee(Additive(noise, 1.0)) for noise in (own, known)]
-    sampled = [one.subsample(0.1, adjacency) for one in alone for adjacency in ("add_remove", "replace")]
+    unbounded, logistic = Unbounded(3.0), dpk.Logistic(3.0)
+    np.testing.assert_allclose(
+        [unbounded.variance, unbounded.absolute_moment], [logistic.variance, logistic.absolute_moment], rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        *(accountants.delta(Additive(single, 1.0), EPS / 5) for single in (unbounded, logistic)), atol=1e-14
+    )
+    alone = [guarantee(Additive(noise, 1.0)) for noise in (unbounded, logistic)]
+    sampled = [single.subsample(0.1, adjacency) for single in alone for adjacency in ("add_remove", "replace")]
     for ours, theirs in ((alone[0], alone[1]), (sampled[0], sampled[2]), (sampled[1], sampled[3])):
-        made, peer = ours.repeat(30), theirs.repeat(30)
+        composed, peer = ours.repeat(30), theirs.repeat(30)
         delta = peer.estimate_delta(0.5)
-        assert made.estimate_delta(0.5) == pytest.approx(delta, rel=1e-9)
-        low, high = made.bracket(epsilon=0.5)
+        assert composed.estimate_delta(0.5) == pytest.approx(delta, rel=1e-9)
+        low, high = composed.bracket(epsilon=0.5)
         assert low * (1 - 1e-9) <= delta <= high * (1 + 1e-9)
         assert high <= low * (1 + 2e-5)
 
@@ -387,9 +391,9 @@ def test_two_classes_of_one_name_are_refused():
 
 
 def test_lengths_are_named_or_rescale_is_written():
-    kind = type("Lengthless", (dpk.Logistic,), {"lengths": ("width",)})
+    lengthless = type("Lengthless", (dpk.Logistic,), {"lengths": ("width",)})
     with pytest.raises(TypeError, match=r"rescale\(factor, unit\)"):
-        kind(1.0).rescale(2.0)
+        lengthless(1.0).rescale(2.0)
 
 
 @pytest.mark.parametrize(
@@ -409,5 +413,5 @@ def test_student_profiles_far_out_are_not_below_the_truth(scale, degrees, D, eps
             return tail if z < 0 else 1 - tail
 
         exact = cdf(high) - cdf(low) - mp.exp(level) * (cdf(high - shift) - cdf(low - shift))
-        found = mp.mpf(float(accountants.delta(Additive(dpk.Student(scale, degrees)), eps, sensitivity=D)))
-        assert 0 <= found / exact - 1 < 1e-9
+        delta = mp.mpf(float(accountants.delta(Additive(dpk.Student(scale, degrees)), eps, sensitivity=D)))
+        assert 0 <= delta / exact - 1 < 1e-9

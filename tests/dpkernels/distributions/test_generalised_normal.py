@@ -23,8 +23,8 @@ CLASSICS = ((1.0, dpk.Laplace(1.7)), (2.0, dpk.Gaussian(1.7 / np.sqrt(2))))
 def exact_tail(scale, exponent, z):
     """P(Z > z) in 40 digits."""
     z, b = mp.mpf(float(z)) / mp.mpf(scale), mp.mpf(exponent)
-    beyond = mp.gammainc(1 / b, abs(z) ** b, regularized=True) / 2
-    return beyond if z >= 0 else 1 - beyond
+    tail = mp.gammainc(1 / b, abs(z) ** b, regularized=True) / 2
+    return tail if z >= 0 else 1 - tail
 
 
 def exact_delta(scale, exponent, D, eps):
@@ -36,30 +36,30 @@ def exact_delta(scale, exponent, D, eps):
             low *= 2
         for _ in range(140):
             middle = (low + high) / 2
-            above = (abs(middle - D) ** b - abs(middle) ** b) / s**b > eps
-            low, high = (middle, high) if above else (low, middle)
+            is_above = (abs(middle - D) ** b - abs(middle) ** b) / s**b > eps
+            low, high = (middle, high) if is_above else (low, middle)
         return exact_tail(s, b, -low) - mp.exp(eps) * exact_tail(s, b, D - low)
 
 
 def faults(kind):
     """What is off about a class: its tail, moments, density, or a profile that is below the truth."""
-    found = []
+    messages = []
     with mp.workdps(40):
         for scale, exponent in ((0.6, 1.3), (2.5, 3.7)):
             noise = kind(scale, exponent)
             for z in (0.05, 0.5, 3.0):
                 true = exact_tail(scale, exponent, z * scale)
-                found += ["tail"] * (abs(float(noise.sf(np.float64(z * scale)) / true) - 1) > 1e-13)
+                messages += ["tail"] * (abs(float(noise.sf(np.float64(z * scale)) / true) - 1) > 1e-13)
                 density = mp.exp(-(mp.mpf(z) ** exponent)) / (2 * mp.mpf(scale) * mp.gamma(1 + 1 / mp.mpf(exponent)))
-                found += ["density"] * (abs(float(noise.prob(np.float64(z * scale)) / density) - 1) > 1e-13)
+                messages += ["density"] * (abs(float(noise.prob(np.float64(z * scale)) / density) - 1) > 1e-13)
             a = 1 / mp.mpf(exponent)
             square, size = (scale**k * mp.gamma((k + 1) * a) / mp.gamma(a) for k in (2, 1))
-            found += ["variance"] * (abs(float(noise.variance / square) - 1) > 1e-13)
-            found += ["absolute moment"] * (abs(float(noise.absolute_moment / size) - 1) > 1e-13)
+            messages += ["variance"] * (abs(float(noise.variance / square) - 1) > 1e-13)
+            messages += ["absolute moment"] * (abs(float(noise.absolute_moment / size) - 1) > 1e-13)
             for eps in (0.0, 0.4, 1.1):
                 exact, delta = exact_delta(scale, exponent, 1.0, eps), accountants.delta(Additive(noise, 1.0), eps)
-                found += ["profile"] * (not exact <= delta <= exact * (1 + 1e-11))
-    return set(found)
+                messages += ["profile"] * (not exact <= delta <= exact * (1 + 1e-11))
+    return set(messages)
 
 
 def test_functions_and_profiles_in_40_digits():
@@ -156,10 +156,10 @@ def test_derivatives_in_scale_and_exponent():
         def delta(b, s):
             return accountants.delta(Additive(dpk.GeneralisedNormal(s, b), 1.0), 0.3)
 
-        at, h = (1.4, 2.0), 1e-5
-        slopes = jax.jit(jax.grad(delta, (0, 1)))(*map(jnp.asarray, at))
+        point, h = (1.4, 2.0), 1e-5
+        slopes = jax.jit(jax.grad(delta, (0, 1)))(*map(jnp.asarray, point))
         differences = [
-            (delta(at[0] + h * i, at[1] + h * j) - delta(at[0] - h * i, at[1] - h * j)) / (2 * h)
+            (delta(point[0] + h * i, point[1] + h * j) - delta(point[0] - h * i, point[1] - h * j)) / (2 * h)
             for i, j in ((1, 0), (0, 1))
         ]
         np.testing.assert_allclose(slopes, differences, rtol=1e-6)
@@ -177,6 +177,6 @@ def test_ten_releases_need_less_variance_than_any_classic(epsilon, delta, count,
 
 @pytest.mark.lengthy
 def test_replaced_records_have_brackets():
-    made = guarantee(Additive(dpk.GeneralisedNormal(2.0, 1.5), 1.0)).subsample(0.1, adjacency="replace").repeat(30)
-    low, high = made.bracket(epsilon=0.5)
-    assert low <= made.estimate_delta(0.5) <= high <= low * (1 + 2e-5)
+    composed = guarantee(Additive(dpk.GeneralisedNormal(2.0, 1.5), 1.0)).subsample(0.1, adjacency="replace").repeat(30)
+    low, high = composed.bracket(epsilon=0.5)
+    assert low <= composed.estimate_delta(0.5) <= high <= low * (1 + 2e-5)

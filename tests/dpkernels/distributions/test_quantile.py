@@ -53,7 +53,7 @@ def test_float32_is_right_far_out_in_the_tail():
 def test_float32_is_right_by_mpmath():
     u = np.float32([SMALLEST, 1e-30, 2.0**-24, 1e-3, 0.0498, 0.0502, 0.3, 0.4999, 0.5 - 2.0**-25])
     with mpmath.workdps(80):
-        exact = [float(mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(float(at)) - 1)) for at in u]
+        exact = [float(mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(float(probability)) - 1)) for probability in u]
     np.testing.assert_allclose(scipy.special.ndtri(u.astype(float)), exact, rtol=1e-14)
     assert ulps(in_float32(u), np.array(exact)).max() < ULPS
 

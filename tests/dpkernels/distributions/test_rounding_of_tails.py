@@ -39,10 +39,10 @@ def merged_tail(law, z):
     """Integrate from the start of each segment, or from z, a density that is 1 at 0."""
     level, masses = mp.mpf(1), []
     for start, end, rate in zip((0.0, *law.breaks), (*law.breaks, mp.inf), map(mp.mpf, law.rates), strict=True):
-        rest = mp.exp(-rate * (end - start))
-        masses.append([level * (mp.exp(-rate * (x - start)) - rest) / rate for x in (start, min(max(z, start), end))])
-        level *= rest
-    return sum(beyond for _, beyond in masses) / (2 * sum(whole for whole, _ in masses))
+        decay = mp.exp(-rate * (end - start))
+        masses.append([level * (mp.exp(-rate * (x - start)) - decay) / rate for x in (start, min(max(z, start), end))])
+        level *= decay
+    return sum(tail_mass for _, tail_mass in masses) / (2 * sum(segment_mass for segment_mass, _ in masses))
 
 
 TAILS = [
@@ -63,8 +63,8 @@ def test_tails_are_as_precise_as_stated(law, tail, far):
     with mp.workdps(40):
         for z in np.concatenate([np.geomspace(1e-3, far, 20), np.random.default_rng(1).random(10) * min(far, 5.0)]):
             true = tail(law, mp.mpf(float(z)))
-            off = abs(mp.mpf(float(law.tail(z))) - true)
-            assert off <= law.roundings * UNIT * (1 + abs(mp.log(true))) * true + LEAST
+            error = abs(mp.mpf(float(law.tail(z))) - true)
+            assert error <= law.roundings * UNIT * (1 + abs(mp.log(true))) * true + LEAST
 
 
 @pytest.mark.parametrize("shift", [1.0, -1.0, 30.0])
@@ -76,5 +76,5 @@ def test_losses_of_logistic_noise_keep_their_digits_far_out(shift):
             z = mp.mpf(float(z))
             softplus = [mp.log1p(mp.exp(-abs(x) / mp.mpf(0.4))) for x in (z, z - shift)]
             true = (abs(z - shift) - abs(z)) / mp.mpf(0.4) - 2 * (softplus[0] - softplus[1])
-            off = abs(mp.mpf(float(law.loss(np.float64(float(z)), np.float64(shift)))) - true)
-            assert off <= LOSS_UNITS / 2 * UNIT * (1 + abs(true))
+            error = abs(mp.mpf(float(law.loss(np.float64(float(z)), np.float64(shift)))) - true)
+            assert error <= LOSS_UNITS / 2 * UNIT * (1 + abs(true))

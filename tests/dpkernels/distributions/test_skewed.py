@@ -54,20 +54,22 @@ def test_the_profile_is_the_larger_of_both_directions() -> None:
 
 @pytest.mark.lengthy
 def test_a_scale_is_calibrated_and_saved() -> None:
-    made = calibrate.scaled(Gumbel(1.0), epsilon=0.8, delta=1e-3)
+    calibrated = calibrate.scaled(Gumbel(1.0), epsilon=0.8, delta=1e-3)
     assert (
-        accountants.delta(made, 0.8) <= 1e-3 < accountants.delta(dpk.Additive(made.noise.rescale(1 - 1e-6), 1.0), 0.8)
+        accountants.delta(calibrated, 0.8)
+        <= 1e-3
+        < accountants.delta(dpk.Additive(calibrated.noise.rescale(1 - 1e-6), 1.0), 0.8)
     )
-    one = guarantee(dpk.Additive(NOISE, D))
-    assert Guarantee.from_json(one.to_json()) == one
+    single = guarantee(dpk.Additive(NOISE, D))
+    assert Guarantee.from_json(single.to_json()) == single
 
 
 @pytest.mark.lengthy
 def test_its_table_keeps_the_mean_and_both_ends_of_the_interval() -> None:
     """20,000 releases of 5: their mean and the share within the interval, each within 6 standard deviations."""
-    made = dpk.Additive(NOISE, D).claim(sensitivity=D, epsilon=1.0, delta=0.06)
-    released = dpk.perturb(np.full(20_000, 5.0), made, key=KEY)
+    mechanism = dpk.Additive(NOISE, D).claim(sensitivity=D, epsilon=1.0, delta=0.06)
+    released = dpk.perturb(np.full(20_000, 5.0), mechanism, key=KEY)
     assert abs((released - 5).mean() - MEAN * 0.7) <= 6 * np.sqrt(VARIANCE * 0.49 / 20_000)
-    low, high = dpk.confidence_interval(released, made, 0.9)
+    low, high = dpk.confidence_interval(released, mechanism, 0.9)
     for misses in ((low > 5).mean(), (high < 5).mean()):
         assert abs(misses - 0.05) <= 6 * np.sqrt(0.05 * 0.95 / 20_000) + 1e-3

@@ -91,8 +91,8 @@ def test_sampling_refuses_inputs_it_cannot_add_to():
 @pytest.mark.parametrize("row", REFERENCE["truncated_laplace_symmetric_sensitivity_1"])
 def test_symmetric_truncated_laplace_reference(row):
     m = named.truncated_laplace(epsilon=row["eps"], delta=row["delta"])
-    found = [m.noise.high, -m.noise.low, m.noise.absolute_moment, m.noise.variance, m.noise.mean + 1]
-    np.testing.assert_allclose(found, [row["B"], row["B"], row["E_abs"], row["E_sq"], 1], rtol=1e-9)
+    values = [m.noise.high, -m.noise.low, m.noise.absolute_moment, m.noise.variance, m.noise.mean + 1]
+    np.testing.assert_allclose(values, [row["B"], row["B"], row["E_abs"], row["E_sq"], 1], rtol=1e-9)
     ratios = m.noise.absolute_moment / row["sigma"], m.noise.variance / row["sigma"] ** 2
     np.testing.assert_allclose(ratios, [row["L1_ratio"], row["L2_ratio"]], rtol=1e-9)
     assert additive_profile(Gaussian(row["sigma"]), 1.0, row["eps"]) == pytest.approx(row["delta"], rel=1e-8)
@@ -134,13 +134,13 @@ def furthest(eps, delta, D):
 def test_an_end_that_no_noise_reaches_changes_no_moment(upper: float) -> None:
     """The square of the end overflowed: the variance was not a number, and the cost of the table neither."""
     with np.errstate(over="raise", invalid="raise"):
-        far = dpk.truncated_laplace(epsilon=1.0, delta=1e-6, sensitivity=1.0, upper=upper)
-        near = dpk.truncated_laplace(epsilon=1.0, delta=1e-6, sensitivity=1.0, upper=1000.0)
-        assert (float(far.noise.mean), float(far.noise.variance)) == (
-            float(near.noise.mean),
-            float(near.noise.variance),
+        farther = dpk.truncated_laplace(epsilon=1.0, delta=1e-6, sensitivity=1.0, upper=upper)
+        nearer = dpk.truncated_laplace(epsilon=1.0, delta=1e-6, sensitivity=1.0, upper=1000.0)
+        assert (float(farther.noise.mean), float(farther.noise.variance)) == (
+            float(nearer.noise.mean),
+            float(nearer.noise.variance),
         )
-    assert 0 <= dpk.exact_sampler(far).variance_cost < 1e-6
+    assert 0 <= dpk.exact_sampler(farther).variance_cost < 1e-6
 
 
 @pytest.mark.parametrize(("eps", "delta", "D"), BUDGETS)
@@ -168,8 +168,8 @@ def test_infeasible_ends_are_refused_with_the_feasible_interval(eps, delta, D):
     for upper in (low - 1e-6 * D, last + 1e-6 * D if math.isfinite(last) else -1.0):
         with pytest.raises(ValueError, match=r"^upper: .*feasible") as error:
             named.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D, upper=upper)
-        given = [float(end) for end in re.search(r"\((\S+), (\S+)\)", str(error.value)).groups()]
-        np.testing.assert_allclose(given, [max(low, 0.0), last], rtol=1e-8)
+        feasible_interval = [float(end) for end in re.search(r"\((\S+), (\S+)\)", str(error.value)).groups()]
+        np.testing.assert_allclose(feasible_interval, [max(low, 0.0), last], rtol=1e-8)
 
 
 # Truncated Gaussian
@@ -218,11 +218,13 @@ def test_budget_recycling_reference(row):
 @pytest.mark.parametrize(("theta", "q"), list(itertools.product([0.03, 1.4, 9.0], [0.0, 0.4, 0.9999])))
 def test_budget_recycling_acceptance(theta, q):
     for kernel in (Additive(Laplace(1.7)), named.gaussian(sigma=2.2)):
-        out = math.exp(-theta / 1.7) if isinstance(kernel.noise, Laplace) else math.erfc(theta / 2.2 / math.sqrt(2))
+        kernel_tail = (
+            math.exp(-theta / 1.7) if isinstance(kernel.noise, Laplace) else math.erfc(theta / 2.2 / math.sqrt(2))
+        )
         m = named.budget_recycled(kernel, theta=theta, q=q)
-        assert float(m.noise.acceptance) == pytest.approx((1 - out) / (1 - q * out), rel=1e-12)
+        assert float(m.noise.acceptance) == pytest.approx((1 - kernel_tail) / (1 - q * kernel_tail), rel=1e-12)
         z = np.linspace(-12, 12, 45) + 0.01
-        weight = np.where(np.abs(z) <= theta, 1.0, 1 - q) / (1 - q * out)
+        weight = np.where(np.abs(z) <= theta, 1.0, 1 - q) / (1 - q * kernel_tail)
         np.testing.assert_allclose(m.noise.prob(z), kernel.noise.prob(z) * weight, rtol=1e-12)
 
 
@@ -231,10 +233,10 @@ def test_pure_constructors():
     assert (m.noise.scale, m.sensitivity, m.epsilon) == (pytest.approx(7.5), 3.0, 0.4)
     for eps in (0.2, 1.0, 6.0):
         best = named.staircase(epsilon=eps, sensitivity=2.0)
-        others = [
+        neighbours = [
             named.staircase(epsilon=eps, sensitivity=2.0, gamma=best.noise.gamma + step) for step in (-0.01, 0.01)
         ]
-        assert best.absolute_error(0.0) < min(other.absolute_error(0.0) for other in others)
+        assert best.absolute_error(0.0) < min(neighbour.absolute_error(0.0) for neighbour in neighbours)
         assert best.absolute_error(0.0) <= named.laplace(epsilon=eps, sensitivity=2.0).absolute_error(0.0)
 
 

@@ -134,9 +134,11 @@ def test_jax_quantities_and_samples_of_a_batch(name):
             assert np.isfinite(reports).all()
             # The entries draw from the same uniform numbers, those of the flat index.
             uniform = np.asarray(dpk.Additive(dpk.Laplace(1.0)).noise.cdf(_laplace(key, x.shape)))
-            own = [np.asarray(m.icdf(uniform[:, i], x[:, i])) for i, m in enumerate(entries(batch))]
+            single_reports = [np.asarray(m.icdf(uniform[:, i], x[:, i])) for i, m in enumerate(entries(batch))]
             if method == "inverse":
-                np.testing.assert_allclose(reports, np.stack(own, -1), rtol=1e-6, atol=1e-9 * np.abs(own).max())
+                np.testing.assert_allclose(
+                    reports, np.stack(single_reports, -1), rtol=1e-6, atol=1e-9 * np.abs(single_reports).max()
+                )
 
 
 def _laplace(key, shape):
@@ -300,7 +302,7 @@ def test_squares_of_arrays_have_the_bits_of_pythons_power():
 
 def test_blocks_of_budgets_have_the_widths_of_each(monkeypatch):
     budgets = np.linspace(0.1, 8.0, 11)
-    whole = dpk.piecewise(epsilon=budgets, lower=0.0, upper=1.0).width
+    widths = dpk.piecewise(epsilon=budgets, lower=0.0, upper=1.0).width
     monkeypatch.setattr(minima, "_BLOCK", 3)
-    assert (dpk.piecewise(epsilon=budgets, lower=0.0, upper=1.0).width == whole).all()
-    assert whole.tolist() == [dpk.piecewise(epsilon=eps, lower=0.0, upper=1.0).width for eps in budgets.tolist()]
+    assert (dpk.piecewise(epsilon=budgets, lower=0.0, upper=1.0).width == widths).all()
+    assert widths.tolist() == [dpk.piecewise(epsilon=eps, lower=0.0, upper=1.0).width for eps in budgets.tolist()]

@@ -32,9 +32,9 @@ def moments(channel, supports, certificate):
     p, q = certificate.probability, certificate.other_probability
     means, variances = [], []
     for row in channel:
-        inside = [sum(w for w, is_in in zip(row, column, strict=True) if is_in) for column in supports.T.tolist()]
-        means.append([(share - q) / (p - q) for share in inside])
-        variances.append(sum(share * (1 - share) for share in inside) / (p - q) ** 2)
+        supported = [sum(w for w, is_in in zip(row, column, strict=True) if is_in) for column in supports.T.tolist()]
+        means.append([(probability - q) / (p - q) for probability in supported])
+        variances.append(sum(probability * (1 - probability) for probability in supported) / (p - q) ** 2)
     return means, variances
 
 
@@ -52,7 +52,7 @@ def test_estimates_are_unbiased_and_have_the_stated_error(name):
     p, q = float(certificate.probability), float(certificate.other_probability)
     d = m.categories
     stated = (p * (1 - p) + (d - 1) * q * (1 - q)) / (p - q) ** 2
-    np.testing.assert_allclose([float(one) for one in variances], stated, rtol=1e-12)
+    np.testing.assert_allclose([float(variance) for variance in variances], stated, rtol=1e-12)
     assert m.mean_squared_error(3) == pytest.approx(stated / 3, rel=1e-12)
     assert m.share_variance(1.0) + (d - 1) * m.share_variance(0.0) == pytest.approx(stated, rel=1e-12)
 
@@ -83,16 +83,16 @@ def test_every_channel_up_to_64_categories(d):
             assert ratio == certificate.ratio <= math.exp(epsilon) * (1 + 1e-15)
             means, variances = moments(channel, m.supports(m.all_reports()), certificate)
             assert is_unbiased(means)
-            np.testing.assert_allclose([float(one) for one in variances], m.mean_squared_error(), rtol=1e-12)
+            np.testing.assert_allclose([float(variance) for variance in variances], m.mean_squared_error(), rtol=1e-12)
         # Sets are too many; all that contain a category are alike, and all others.
         m = dpk.subset_selection(epsilon, d)
         certificate, k = category_sampler(m).certificate, m.size
         p, q = certificate.probability, certificate.other_probability
-        inside, outside = p / math.comb(d - 1, k - 1), (1 - p) / math.comb(d - 1, k)
-        assert math.comb(d - 1, k - 1) * inside + math.comb(d - 1, k) * outside == 1
-        assert inside / outside == certificate.ratio <= math.exp(epsilon) * (1 + 1e-15)
-        with_other = math.comb(d - 2, k - 2) * inside if k > 1 else 0
-        assert with_other + math.comb(d - 2, k - 1) * outside == q
+        p_true, p_other = p / math.comb(d - 1, k - 1), (1 - p) / math.comb(d - 1, k)
+        assert math.comb(d - 1, k - 1) * p_true + math.comb(d - 1, k) * p_other == 1
+        assert p_true / p_other == certificate.ratio <= math.exp(epsilon) * (1 + 1e-15)
+        with_other = math.comb(d - 2, k - 2) * p_true if k > 1 else 0
+        assert with_other + math.comb(d - 2, k - 1) * p_other == q
 
 
 @pytest.mark.parametrize("d", [2, 5, 20, 266, 4096])
@@ -139,7 +139,7 @@ def test_float_kernels_have_the_channel(name):
 
 def p_value(m, sample, x):
     reports, channel = m.channel()
-    keys = {report.tobytes(): at for at, report in enumerate(reports)}
+    keys = {report.tobytes(): index for index, report in enumerate(reports)}
     counts = np.bincount([keys[report.tobytes()] for report in sample], minlength=len(reports))
     return stats.chisquare(counts, len(sample) * channel[x] / channel[x].sum()).pvalue
 
@@ -149,9 +149,9 @@ def test_a_batch_has_a_budget_for_each_row():
     epsilon = jnp.where(jnp.arange(n) < n // 2, 0.1, 8.0)
     m = dpk.SubsetSelection(epsilon, 6, 1)
     is_true = np.asarray(m.sample(dpk.simulation_key(2), jnp.full(n, 4))) == 4
-    shares = is_true[: n // 2].mean(), is_true[n // 2 :].mean()
+    true_fractions = is_true[: n // 2].mean(), is_true[n // 2 :].mean()
     p = np.asarray(m.support_probabilities[0])[[0, -1]]
-    assert (np.abs(shares - p) < 5 * np.sqrt(p * (1 - p) / (n // 2))).all()
+    assert (np.abs(true_fractions - p) < 5 * np.sqrt(p * (1 - p) / (n // 2))).all()
 
 
 @pytest.mark.parametrize("build", [lambda e: dpk.SubsetSelection(e, 6, 1), lambda e: dpk.SubsetSelection(e, 6, 2),
@@ -193,12 +193,12 @@ def test_the_chooser_takes_the_least_error():
     assert dpk.categorical(1.0, 266, shuffled=True) == dpk.randomised_response(1.0, 266)
     for name in ("shares", "largest-share"):
         best = dpk.categorical(1.0, 20, objective=name)
-        others = [dpk.subset_selection(1.0, 20, k) for k in range(1, 20)] + [dpk.block_response(1.0, 20)]
+        candidates = [dpk.subset_selection(1.0, 20, k) for k in range(1, 20)] + [dpk.block_response(1.0, 20)]
 
         def error(m, name=name):
             return m.mean_squared_error() if name == "shares" else max(m.share_variance(0.0), m.share_variance(1.0))
 
-        assert error(best) <= min(map(error, others)) * (1 + 1e-12)
+        assert error(best) <= min(map(error, candidates)) * (1 + 1e-12)
     with pytest.raises(ValueError, match=r"bits: 2; the smallest report of 266"):
         dpk.categorical(1.0, 266, bits=2)
 

@@ -117,18 +117,18 @@ def test_mixture_of_two_intervals():
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_mixture_of_a_part_whose_variance_is_no_parabola(name):
     """``worst_variance`` looks at the middle and at an end only."""
-    parts = {"first": WINDOWED, "second": dpk.duchi(epsilon=1.0, **SKEW)}
-    parts[name] = dpk.optimal(epsilon=1.0, points=5, outputs=11, **SKEW)
+    components = {"first": WINDOWED, "second": dpk.duchi(epsilon=1.0, **SKEW)}
+    components[name] = dpk.optimal(epsilon=1.0, points=5, outputs=11, **SKEW)
     with pytest.raises(ValueError, match=f"{name}: Optimal is not Parabolic"):
-        dpk.Mixture(**parts, weight=0.5)
+        dpk.Mixture(**components, weight=0.5)
 
 
 @pytest.mark.parametrize("member", ["pdf", "worst_excess"])
 def test_a_class_of_ones_own_must_define_what_has_no_right_default(member):
-    others = dict.fromkeys(Bounded.__abstractmethods__ - {member})
-    own = type("Own", (Bounded,), others)
+    members = dict.fromkeys(Bounded.__abstractmethods__ - {member})
+    incomplete = type("Own", (Bounded,), members)
     with pytest.raises(TypeError, match=f"abstract method '?{member}"):
-        own()
+        incomplete()
 
 
 @pytest.mark.parametrize(

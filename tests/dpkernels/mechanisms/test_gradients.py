@@ -58,8 +58,8 @@ def steps(m):
 
 def finite_difference(function, step):
     """Central, of fourth order; by NumPy in float64."""
-    near, far = function(step) - function(-step), function(2 * step) - function(-2 * step)
-    return (8 * near - far) / (12 * step)
+    inner, outer = function(step) - function(-step), function(2 * step) - function(-2 * step)
+    return (8 * inner - outer) / (12 * step)
 
 
 def numpy_forms(m, y, x):
@@ -81,20 +81,20 @@ def test_closed_forms_against_finite_differences(m, x64):
     ]
     # Differences carry the rounding of the values over the step.
     values = abs(numpy_forms(m, y, x)) + np.array([m.pdf(y, x), 1, 0, 0])
-    for got, expected, s in zip(derivatives, numeric, [*steps(m), step, step], strict=True):
+    for derivative, expected, s in zip(derivatives, numeric, [*steps(m), step, step], strict=True):
         noise = (2e-15 + 4 * rounding(m)) * values / s
-        assert np.all(abs(got - expected) <= 1e-6 * abs(expected) + noise + 1e-12 * values / input_range(m))
+        assert np.all(abs(derivative - expected) <= 1e-6 * abs(expected) + noise + 1e-12 * values / input_range(m))
 
 
 @pytest.mark.thorough
 @over(ALL, "piecewise-0.5", "triangle-quartic0.3-5-w1.3", "humps-1-w0.7", "hybrid-1")
 def test_icdf_derivative_is_one_over_the_density(m, x64):
     """By the implicit rule, against the density and against differences of the bisection."""
-    x, at = m.lower + 0.411 * input_range(m), m.middle + 0.137 * input_range(m)
-    u = float(m.cdf(at, x))
+    x, y = m.lower + 0.411 * input_range(m), m.middle + 0.137 * input_range(m)
+    u = float(m.cdf(y, x))
     with jax.disable_jit():
         slope = jax.grad(lambda level: m.icdf(level, x))(jnp.asarray(u))
-    assert slope == pytest.approx(1 / m.pdf(at, x), rel=1e-6)
+    assert slope == pytest.approx(1 / m.pdf(y, x), rel=1e-6)
     numeric = finite_difference(lambda h: m.icdf(u + h, x), 1e-5)
     assert slope == pytest.approx(numeric, rel=1e-5)
 
@@ -112,7 +112,7 @@ def test_icdf_derivative_is_one_over_the_density(m, x64):
 def test_derivatives_by_inputs_that_several_uniform_numbers_share(m):
     """Inputs of shape (3,) and uniform numbers of shape (4, 3): the derivative adds up those of each."""
     x, u = jnp.array([0.2, 0.5, 0.9]), jnp.linspace(0.05, 0.95, 12).reshape(4, 3)
-    shared, apart = (jax.grad(lambda x: m.icdf(u, x).sum())(given) for given in (x, jnp.broadcast_to(x, u.shape)))
+    shared, apart = (jax.grad(lambda x: m.icdf(u, x).sum())(inputs) for inputs in (x, jnp.broadcast_to(x, u.shape)))
     np.testing.assert_allclose(shared, apart.sum(0), rtol=1e-5)
 
 
@@ -153,8 +153,8 @@ def test_reverse_mode_gradient_of_samples_is_the_forward_one(m, x64):
         return jnp.mean((mech.sample(KEY, x) - x) ** 2)
 
     backward, forward = (jax.jit(derive(loss))(m) for derive in (jax.grad, jax.jacfwd))
-    for got, expected in zip(jax.tree.leaves(backward), jax.tree.leaves(forward), strict=True):
-        assert got == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
+    for gradient, expected in zip(jax.tree.leaves(backward), jax.tree.leaves(forward), strict=True):
+        assert gradient == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.lengthy
@@ -175,7 +175,7 @@ def test_gradient_of_one_sample_is_implicit(m, x64):
 @partial(jax.grad, argnums=(0, 1))
 def every_gradient(m, x):
     forms = (m.variance(x), m.absolute_error(x), m.cdf(x, x), m.pdf(x, x))
-    return jnp.sum(m.sample(KEY, x)) + sum(jnp.sum(form) for form in forms)
+    return jnp.sum(m.sample(KEY, x)) + sum(jnp.sum(structure) for structure in forms)
 
 
 @pytest.mark.lengthy

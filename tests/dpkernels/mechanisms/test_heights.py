@@ -29,12 +29,14 @@ def _variance(m, objective):
 @pytest.mark.parametrize("base", ["constant", dpk.Quartic(0.95)], ids=["constant", "quartic0.95"])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 def test_no_width_beats_the_default(window, base, condition, objective, epsilon):
-    given = {"epsilon": epsilon, "condition": condition, "objective": objective, **SKEW}
-    best = dpk.composite(window, base, **given)
-    near = best.width * (1 + np.linspace(-0.02, 0.02, 41))
-    widths = np.concatenate([np.geomspace(1e-3, 0.1, 20), np.linspace(0.1, 1.98, 120), near[near < 1.98]])
-    others = [_variance(dpk.composite(window, base, width=width, **given), objective) for width in widths]
-    assert min(others) >= _variance(best, objective) * (1 - SLACK)
+    options = {"epsilon": epsilon, "condition": condition, "objective": objective, **SKEW}
+    best = dpk.composite(window, base, **options)
+    nearby_widths = best.width * (1 + np.linspace(-0.02, 0.02, 41))
+    widths = np.concatenate(
+        [np.geomspace(1e-3, 0.1, 20), np.linspace(0.1, 1.98, 120), nearby_widths[nearby_widths < 1.98]]
+    )
+    variances = [_variance(dpk.composite(window, base, width=width, **options), objective) for width in widths]
+    assert min(variances) >= _variance(best, objective) * (1 - SLACK)
 
 
 @pytest.mark.thorough
@@ -42,11 +44,11 @@ def test_no_width_beats_the_default(window, base, condition, objective, epsilon)
 @pytest.mark.parametrize("epsilon", [0.1, 2.0])
 def test_no_quartic_edge_beats_the_default(window, epsilon):
     best = dpk.composite(window, "quartic", epsilon=epsilon, **UNIT)
-    others = [
+    variances = [
         dpk.composite(window, dpk.Quartic(edge), epsilon=epsilon, **UNIT).worst_variance
         for edge in np.geomspace(1e-6, 1, 25)
     ]
-    assert min(others) >= best.worst_variance * (1 - 1e-6)
+    assert min(variances) >= best.worst_variance * (1 - 1e-6)
 
 
 @pytest.mark.quick("*-uniform", "*-triangle")
@@ -54,9 +56,9 @@ def test_no_quartic_edge_beats_the_default(window, epsilon):
 @over_objectives
 @over_epsilon
 def test_pointwise_is_never_worse_than_sup_inf(window, objective, epsilon):
-    given = {"epsilon": epsilon, "objective": objective, **UNIT}
-    exact = _variance(dpk.composite(window, **given), objective)
-    sufficient = _variance(dpk.composite(window, condition="sup_inf", **given), objective)
+    options = {"epsilon": epsilon, "objective": objective, **UNIT}
+    exact = _variance(dpk.composite(window, **options), objective)
+    sufficient = _variance(dpk.composite(window, condition="sup_inf", **options), objective)
     assert exact <= sufficient * (1 + SLACK)
 
 
@@ -71,9 +73,9 @@ def test_wide_windows_gain_at_small_budgets():
 @over_objectives
 @over_epsilon
 def test_each_objective_is_best_at_itself(objective, epsilon):
-    other = {"worst": "central", "central": "worst"}[objective]
-    mine, others = (dpk.piecewise(epsilon=epsilon, objective=o, **UNIT) for o in (objective, other))
-    assert _variance(mine, objective) < _variance(others, objective)
+    other_objective = {"worst": "central", "central": "worst"}[objective]
+    best, best_for_other = (dpk.piecewise(epsilon=epsilon, objective=o, **UNIT) for o in (objective, other_objective))
+    assert _variance(best, objective) < _variance(best_for_other, objective)
 
 
 @pytest.mark.parametrize("window", NAMED)
@@ -89,9 +91,9 @@ def test_quartic_never_helps_under_sup_inf(window):
 @pytest.mark.parametrize(("window", "saving"), [("sine", 0.46), ("triangle", 0.55)])
 def test_quartic_saves_much_under_the_pointwise_condition(window, saving):
     """Zhang 2024's A2B2 and A3B2 at eps = 0.2, against their variance under sup_inf."""
-    given = {"epsilon": 0.2, "objective": "central", **UNIT}
-    exact = dpk.composite(window, "quartic", **given).central_variance
-    sufficient = dpk.composite(window, "quartic", condition="sup_inf", **given).central_variance
+    options = {"epsilon": 0.2, "objective": "central", **UNIT}
+    exact = dpk.composite(window, "quartic", **options).central_variance
+    sufficient = dpk.composite(window, "quartic", condition="sup_inf", **options).central_variance
     assert 1 - exact / sufficient == pytest.approx(saving, abs=0.006)
 
 

@@ -35,12 +35,12 @@ def test_icdf_is_accurate(m):
     y = m.icdf(LEVELS[:, None], x)
     upper = LEVELS[:, None] > 0.5
     mirror = 2 * np.longdouble(m.middle)
-    at = np.where(upper, mirror - y, y.astype(np.longdouble))
-    given = np.where(upper, mirror - x, x.astype(np.longdouble))
+    report = np.where(upper, mirror - y, y.astype(np.longdouble))
+    input_ = np.where(upper, mirror - x, x.astype(np.longdouble))
     u = np.where(upper, 1 - LEVELS[:, None].astype(np.longdouble), LEVELS[:, None])
-    density = m.pdf(at, given)
-    off = abs(m.cdf(at, given) - u) / density
-    assert np.all(off <= MOST * unit_of_reports(m) + 1e-18 / density)
+    density = m.pdf(report, input_)
+    error = abs(m.cdf(report, input_) - u) / density
+    assert np.all(error <= MOST * unit_of_reports(m) + 1e-18 / density)
 
 
 @pytest.mark.lengthy
@@ -51,8 +51,8 @@ def test_float32_icdf_is_the_one_of_float64(m):
     y = np.asarray(jax.jit(m.icdf)(u, jnp.asarray(x)), float)
     exact = m.icdf(u.astype(float), x.astype(float))
     atoms = np.isin(exact, m.atoms(x.astype(float))[0])
-    off = np.where(atoms, 0.0, abs(y - exact))
-    assert off.max() <= MOST * unit_of_reports(m, np.float32)
+    error = np.where(atoms, 0.0, abs(y - exact))
+    assert error.max() <= MOST * unit_of_reports(m, np.float32)
 
 
 def neighbours(centre, dtype, count=300):
@@ -145,10 +145,10 @@ def test_icdf_has_derivatives_in_u_x_and_every_parameter(m, x64):
             assert slope == pytest.approx(numeric, rel=1e-5, abs=1e-7 * input_range(m) / h * 1e-6)
 
 
-def ulps(got, exact):
+def ulps(values, exact):
     """Distances in units in the last place, for arrays of float and of higher precision."""
-    units = np.spacing(np.abs(got)).astype(float)
-    return np.array([float(abs(mpmath.mpf(float(g)) - e) / u) for g, e, u in zip(got, exact, units, strict=True)])
+    units = np.spacing(np.abs(values)).astype(float)
+    return np.array([float(abs(mpmath.mpf(float(g)) - e) / u) for g, e, u in zip(values, exact, units, strict=True)])
 
 
 @pytest.mark.lengthy
@@ -160,9 +160,9 @@ def test_elementary_functions_are_within_two_units(dtype, x64):
         arcsines = [2 / mpmath.pi * mpmath.asin(mpmath.sqrt(value)) for value in exact]
         sines = [mpmath.sin(mpmath.pi * value) for value in exact]
     for function, expected in ((arcsine_cdf, arcsines), (sin_pi, sines)):
-        got = jax.jit(function)(jnp.asarray(w))
-        assert got.dtype == dtype
-        assert ulps(np.asarray(got), expected).max() <= 2
+        values = jax.jit(function)(jnp.asarray(w))
+        assert values.dtype == dtype
+        assert ulps(np.asarray(values), expected).max() <= 2
     np.testing.assert_array_equal(arcsine_cdf(jnp.array([0.0, 1.0], dtype)), [0, 1])
     np.testing.assert_array_equal(sin_pi(jnp.array([0.0, 0.5, 1.0], dtype)), [0, 1, 0])
 
@@ -176,8 +176,8 @@ def test_elementary_functions_have_derivatives(dtype, x64):
         (sin_pi, np.pi * np.cos(np.pi * w)),
     ):
         for differentiate in (jax.grad, jax.jacfwd):
-            got = jax.vmap(differentiate(function))(jnp.asarray(w))
-            np.testing.assert_allclose(got, slope, rtol=20 * np.finfo(dtype).eps, atol=20 * np.finfo(dtype).eps)
+            derivatives = jax.vmap(differentiate(function))(jnp.asarray(w))
+            np.testing.assert_allclose(derivatives, slope, rtol=20 * np.finfo(dtype).eps, atol=20 * np.finfo(dtype).eps)
     assert np.all(np.isfinite(jax.vmap(jax.grad(arcsine_cdf))(jnp.array([0.0, 1.0], dtype))))
 
 
@@ -200,6 +200,6 @@ def test_icdf_is_nan_outside_the_input_interval(m, kind):
     """As ``sample`` is; inside, the ends included, it is a number."""
     low, high = m.input_interval
     width = high - low
-    outside, inside = [low - 0.1 * width, high + 0.1 * width, np.nan], [low, m.middle, high]
-    assert np.isnan(m.icdf(kind(0.3), kind(np.array(outside)))).all()
-    assert np.isfinite(m.icdf(kind(0.3), kind(np.array(inside)))).all()
+    invalid, valid = [low - 0.1 * width, high + 0.1 * width, np.nan], [low, m.middle, high]
+    assert np.isnan(m.icdf(kind(0.3), kind(np.array(invalid)))).all()
+    assert np.isfinite(m.icdf(kind(0.3), kind(np.array(valid)))).all()

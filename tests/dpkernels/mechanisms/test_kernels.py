@@ -49,7 +49,7 @@ def test_every_shape_is_the_flat_sample(m, dtype):
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16, jnp.bfloat16, bool])
 def test_other_types_become_float32(key, dtype):
     m = dpk.piecewise(epsilon=1.0, lower=0.0, upper=5.0)
-    y, from_float32 = (m.sample(key, np.array([0, 1, 1, 0], kind)) for kind in (dtype, np.float32))
+    y, from_float32 = (m.sample(key, np.array([0, 1, 1, 0], x_dtype)) for x_dtype in (dtype, np.float32))
     assert y.dtype == jnp.float32
     np.testing.assert_array_equal(y, from_float32)
 
@@ -111,11 +111,11 @@ def test_piece_is_the_tail_of_the_whole(key, dtype):
     m = WINDOWED["sine-2-w1.3"]
     with jax.enable_x64(dtype == "float64"):
         x = jnp.asarray(np.resize(inputs(m), 2 * PIECE), dtype)
-        whole = m.sample(key, x)
+        reports = m.sample(key, x)
         tolerance = 8 * np.finfo(dtype).eps * range_of_reports(m)
         for start in (0, PIECE):
             piece = sample_from(m, key, start, x[start : start + PIECE])
-            np.testing.assert_allclose(piece, whole[start : start + PIECE], rtol=0, atol=tolerance)
+            np.testing.assert_allclose(piece, reports[start : start + PIECE], rtol=0, atol=tolerance)
 
 
 @pytest.mark.lengthy
@@ -124,16 +124,16 @@ def test_start_counts_beyond_32_bits(key):
     m = WINDOWED["sine-2-w1.3"]
     x = jnp.asarray(np.resize(inputs(m), 2 * PIECE), "float32")
     crossing = sample_from(m, key, (1 << 32) - PIECE, x)
-    beyond = sample_from(m, key, 1 << 32, x[PIECE:])
-    np.testing.assert_allclose(crossing[PIECE:], beyond, rtol=0, atol=1e-6 * range_of_reports(m))
-    assert not np.any(beyond == sample_from(m, key, 0, x[PIECE:]))
+    late_reports = sample_from(m, key, 1 << 32, x[PIECE:])
+    np.testing.assert_allclose(crossing[PIECE:], late_reports, rtol=0, atol=1e-6 * range_of_reports(m))
+    assert not np.any(late_reports == sample_from(m, key, 0, x[PIECE:]))
 
 
 def test_keys_decide_the_noise():
     m, x = WINDOWED["piecewise-0.5"], np.zeros(64)
-    first, again, other = (m.sample(dpk.simulation_key(seed), x) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert not np.any(first == other)
+    first, repeated, other_key = (m.sample(dpk.simulation_key(seed), x) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, repeated)
+    assert not np.any(first == other_key)
 
 
 @pytest.mark.quick("piecewise-0.5", "hybrid-1")
@@ -176,11 +176,11 @@ def test_strict_promotion(m):
 def test_methods_agree_in_jax_and_numpy(m, x64):
     x = inputs(m)
     y = np.linspace(*m.output_interval, 23)[1:-1, None] + 0.00123 * input_range(m)
-    at, given = jnp.asarray(y), jnp.asarray(x)
-    np.testing.assert_allclose(m.cdf(at, given), m.cdf(y, x), rtol=0, atol=1e-9)
-    np.testing.assert_allclose(m.pdf(at, given), m.pdf(y, x), rtol=1e-6, atol=1e-9 / input_range(m))
+    jax_y, jax_x = jnp.asarray(y), jnp.asarray(x)
+    np.testing.assert_allclose(m.cdf(jax_y, jax_x), m.cdf(y, x), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(m.pdf(jax_y, jax_x), m.pdf(y, x), rtol=1e-6, atol=1e-9 / input_range(m))
     for method in (m.variance, m.absolute_error, m.mean):
-        np.testing.assert_allclose(method(given), method(x), rtol=1e-7)
+        np.testing.assert_allclose(method(jax_x), method(x), rtol=1e-7)
 
 
 @pytest.mark.lengthy

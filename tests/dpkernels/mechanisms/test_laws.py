@@ -62,8 +62,8 @@ def test_absolute_error_is_the_first_absolute_moment(m):
 def test_cdf_is_the_integral_of_the_density(m):
     for x in inputs(m):
         points = np.union1d(knots(m, x), np.linspace(*m.output_interval, 57))
-        at, p = m.atoms(x)
-        jumps = (p[:, None] * (points[1:] >= at[:, None]) * (points[:-1] < at[:, None])).sum(0)
+        atoms, p = m.atoms(x)
+        jumps = (p[:, None] * (points[1:] >= atoms[:, None]) * (points[:-1] < atoms[:, None])).sum(0)
         steps = piece_integrals(lambda y, x=x: m.pdf(y, x), points) + jumps
         np.testing.assert_allclose(np.diff(m.cdf(points, x)), steps, rtol=0, atol=TOLERANCE + rounding(m))
 
@@ -73,24 +73,26 @@ def test_log_prob_is_the_law(m):
     """Its exponential adds up to 1 and to differences of the cdf, over atoms and between the density's knots."""
     for x in inputs(m):
         points = np.union1d(knots(m, x), np.linspace(*m.output_interval, 31))
-        at, p = m.atoms(x)
-        np.testing.assert_allclose(m.log_prob(at, x), np.log(p), rtol=0, atol=1e-12)
-        jumps = (np.exp(m.log_prob(at, x))[:, None] * (points[1:] >= at[:, None]) * (points[:-1] < at[:, None])).sum(0)
+        atoms, p = m.atoms(x)
+        np.testing.assert_allclose(m.log_prob(atoms, x), np.log(p), rtol=0, atol=1e-12)
+        jumps = (
+            np.exp(m.log_prob(atoms, x))[:, None] * (points[1:] >= atoms[:, None]) * (points[:-1] < atoms[:, None])
+        ).sum(0)
         smooth = piece_integrals(lambda y, x=x: np.exp(m.log_prob(y, x)), points) if m.pdf(m.middle, m.middle) else 0.0
         np.testing.assert_allclose(np.diff(m.cdf(points, x)), smooth + jumps, rtol=0, atol=TOLERANCE + rounding(m))
-        below = (p * (at <= points[0])).sum()
-        assert below + (smooth + jumps).sum() == pytest.approx(1, abs=TOLERANCE + rounding(m))
+        mass_below = (p * (atoms <= points[0])).sum()
+        assert mass_below + (smooth + jumps).sum() == pytest.approx(1, abs=TOLERANCE + rounding(m))
 
 
 @over(ALL)
 def test_log_prob_outside_the_reports_is_never(m):
     low, high = m.output_interval
     margin = 1e-3 * (high - low)
-    outside = np.array([low - margin, high + margin, -np.inf, np.inf])[:, None]
-    assert np.all(m.log_prob(outside, inputs(m)) == -np.inf)
+    impossible = np.array([low - margin, high + margin, -np.inf, np.inf])[:, None]
+    assert np.all(m.log_prob(impossible, inputs(m)) == -np.inf)
     if not m.pdf(m.middle, m.middle):
-        at, _ = m.atoms(m.middle)
-        assert np.all(m.log_prob((at[1:] + at[:-1]) / 2, m.middle) == -np.inf)
+        atoms, _ = m.atoms(m.middle)
+        assert np.all(m.log_prob((atoms[1:] + atoms[:-1]) / 2, m.middle) == -np.inf)
 
 
 @pytest.mark.lengthy
@@ -102,11 +104,11 @@ def test_log_prob_in_jax_and_its_derivative(m, x64):
 
     def possible(m, y, x):
         """The likelihoods, added up where reports are possible, and each."""
-        found = m.log_prob(y[:, None], x)
-        return jnp.where(found > -jnp.inf, found, 0.0).sum(), found
+        log_prob = m.log_prob(y[:, None], x)
+        return jnp.where(log_prob > -jnp.inf, log_prob, 0.0).sum(), log_prob
 
-    slope, found = jax.jit(jax.grad(possible, argnums=2, has_aux=True))(m, y, x)
-    np.testing.assert_allclose(found, m.log_prob(np.asarray(y)[:, None], np.asarray(x)), rtol=1e-9)
+    slope, log_prob = jax.jit(jax.grad(possible, argnums=2, has_aux=True))(m, y, x)
+    np.testing.assert_allclose(log_prob, m.log_prob(np.asarray(y)[:, None], np.asarray(x)), rtol=1e-9)
     assert not np.any(np.isnan(slope))
 
 
@@ -115,8 +117,8 @@ def test_output_interval_is_tight(m):
     low, high = m.output_interval
     margin = 1e-6 * (high - low)
     for x in inputs(m):
-        below, at_high, above = m.cdf(np.array([low - margin, high, high + margin]), x)
-        assert (below, at_high, above) == pytest.approx((0, 1, 1), abs=rounding(m))
+        cdf_below, cdf_at_high, cdf_above = m.cdf(np.array([low - margin, high, high + margin]), x)
+        assert (cdf_below, cdf_at_high, cdf_above) == pytest.approx((0, 1, 1), abs=rounding(m))
         assert m.cdf(low + margin, x) > 0
         assert m.cdf(high - margin, x) < 1
         assert m.pdf(np.array([low - margin, high + margin]), x) == pytest.approx(0, abs=0)
@@ -169,9 +171,9 @@ def _on_unit_interval(m):
     if isinstance(m, dpk.TwoPoint):
         return dpk.TwoPoint(0.0, 1.0, m.epsilon)
     if isinstance(m, dpk.Optimal | dpk.CentralPiecewise):
-        given = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
-        lengths = [name for name in ("reach", "spacing", "sensitivity") if given.get(name) is not None]
-        return dataclasses.replace(m, lower=0.0, upper=1.0, **{name: given[name] / input_range(m) for name in lengths})
+        fields = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
+        lengths = [name for name in ("reach", "spacing", "sensitivity") if fields.get(name) is not None]
+        return dataclasses.replace(m, lower=0.0, upper=1.0, **{name: fields[name] / input_range(m) for name in lengths})
     return dpk.Windowed(m.window, m.base, m.width, m.relative_height, 0.0, 1.0, m.epsilon)
 
 
@@ -184,8 +186,8 @@ def test_h1_rate_is_base_over_window(m):
 def test_h2_rate_is_of_areas_on_one_side(m):
     """Both partition points lie between the input and the end of the output that is further (Zhang 2024)."""
     low, high = m.output_interval
-    for x, far in zip(inputs(m), (high, high, high, low, low), strict=True):
-        first, second = (_area(m, x, *sorted((x, x + share * (far - x)))) for share in (0.25, 0.75))
+    for x, farther_end in zip(inputs(m), (high, high, high, low, low), strict=True):
+        first, second = (_area(m, x, *sorted((x, x + fraction * (farther_end - x)))) for fraction in (0.25, 0.75))
         assert h2_rate(m, x) == pytest.approx(first / second, rel=1e-8)
 
 
@@ -210,11 +212,11 @@ def _area(m, x, start, stop):
 @over(ATOMIC)
 def test_atoms_carry_their_probability(m):
     for x in inputs(m):
-        at, p = m.atoms(x)
+        atoms, p = m.atoms(x)
         margin = 1e-9 * input_range(m)
-        jumps = m.cdf(at + margin, x) - m.cdf(at - margin, x)
+        jumps = m.cdf(atoms + margin, x) - m.cdf(atoms - margin, x)
         assert np.all(p >= 0)
-        np.testing.assert_allclose(jumps, p, atol=2 * margin * m.pdf(at, x).max() + 1e-12)
+        np.testing.assert_allclose(jumps, p, atol=2 * margin * m.pdf(atoms, x).max() + 1e-12)
 
 
 @over(ATOMIC)
@@ -229,14 +231,14 @@ def test_icdf_is_the_smallest_report_that_reaches(m):
 @over(ATOMIC, "duchi-0.1", "duchi-8-far", "hybrid-0.5")
 def test_two_points_of_duchi(m):
     """On [-1, 1]: reports +-(e^eps + 1)/(e^eps - 1), P(+) = 1/2 + x (e^eps - 1)/(2 (e^eps + 1))."""
-    E, half = np.exp(m.epsilon), input_range(m) / 2
+    E, half_width = np.exp(m.epsilon), input_range(m) / 2
     for x in inputs(m):
-        at, p = m.atoms(x)
-        unit = (x - m.middle) / half
+        atoms, p = m.atoms(x)
+        unit = (x - m.middle) / half_width
         B = (E + 1) / (E - 1)
-        np.testing.assert_allclose((at - m.middle) / half, [-B, B], rtol=1e-9)
+        np.testing.assert_allclose((atoms - m.middle) / half_width, [-B, B], rtol=1e-9)
         assert p[1] == pytest.approx(0.5 + unit / (2 * B), abs=1e-9)
-        assert m.variance(x) == pytest.approx((B**2 - unit**2) * half**2, rel=1e-9)
+        assert m.variance(x) == pytest.approx((B**2 - unit**2) * half_width**2, rel=1e-9)
 
 
 @over(ATOMIC, "hybrid-1", "hybrid-5")
@@ -249,11 +251,11 @@ def test_hybrid_variance_is_the_same_everywhere(m):
 def test_hybrid_changes_over_where_duchi_is_as_good():
     from dpkernels.mechanisms.named import HYBRID_EPSILON
 
-    below = dpk.hybrid(epsilon=HYBRID_EPSILON, lower=-1, upper=1)
-    above = dpk.hybrid(epsilon=HYBRID_EPSILON + 1e-9, lower=-1, upper=1)
-    assert isinstance(below, dpk.TwoPoint)
-    assert isinstance(above, dpk.Mixture)
-    assert above.worst_variance == pytest.approx(below.worst_variance, rel=1e-6)
+    at_crossover = dpk.hybrid(epsilon=HYBRID_EPSILON, lower=-1, upper=1)
+    past_crossover = dpk.hybrid(epsilon=HYBRID_EPSILON + 1e-9, lower=-1, upper=1)
+    assert isinstance(at_crossover, dpk.TwoPoint)
+    assert isinstance(past_crossover, dpk.Mixture)
+    assert past_crossover.worst_variance == pytest.approx(at_crossover.worst_variance, rel=1e-6)
 
 
 @pytest.mark.quick("one-of-three", "all-of-two")
@@ -261,12 +263,12 @@ def test_hybrid_changes_over_where_duchi_is_as_good():
 def test_vector_variance_is_that_of_a_coordinate_reported_at_times(m):
     """A coordinate reports the middle with probability 1 - s/d, else the middle plus d/s scaled noise."""
     lower, upper = (np.broadcast_to(end, m.dimensions) for end in m.input_interval)
-    half, middle = (upper - lower) / 2, (upper + lower) / 2
+    half_width, middle = (upper - lower) / 2, (upper + lower) / 2
     rate = m.sampled / m.dimensions
     for z in (-1.0, -0.3, 0.0, 1.0):
-        x = middle + half * z
+        x = middle + half_width * z
         reported = expectation(m.coordinate, z, lambda r, z=z: (r / rate - z) ** 2)
-        expected = (rate * reported + (1 - rate) * z**2) * half**2
+        expected = (rate * reported + (1 - rate) * z**2) * half_width**2
         np.testing.assert_allclose(m.variance(x), expected, rtol=1e-9)
     ends = m.variance(lower), m.variance(middle), m.variance(upper)
     np.testing.assert_allclose(m.worst_variance, np.maximum.reduce(ends), rtol=1e-12)

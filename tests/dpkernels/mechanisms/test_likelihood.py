@@ -37,8 +37,8 @@ def test_a_share_of_the_hybrids_reports_are_atoms():
     """e^(-eps/2) of them: 0.1353 of 10,000 at eps 4, within 6 deviations."""
     x = np.linspace(0.0, 1.0, 10_000)
     m = dpk.hybrid(epsilon=4.0, lower=0.0, upper=1.0)
-    share, expected = (m.mass(dpk.perturb(x, m), x) > 0).mean(), math.exp(-2.0)
-    assert abs(share - expected) < 6 * math.sqrt(expected * (1 - expected) / 10_000)
+    atom_fraction, expected = (m.mass(dpk.perturb(x, m), x) > 0).mean(), math.exp(-2.0)
+    assert abs(atom_fraction - expected) < 6 * math.sqrt(expected * (1 - expected) / 10_000)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -70,6 +70,6 @@ def test_nan_is_no_likelihood_and_an_infinite_report_is_impossible(name, kind):
     m = EVERY[name]
     y, x = kind([math.nan, 0.5, math.inf, -math.inf]), kind([0.5, math.nan, 0.5, 0.5])
     for method, ends in ((m.log_prob, (-math.inf, -math.inf)), (m.mass, (0.0, 0.0)), (m.cdf, (1.0, 0.0))):
-        found = np.asarray(method(y, x), float)
-        assert np.isnan(found[:2]).all()
-        assert found[2:] == pytest.approx(ends, abs=1e-6)
+        values = np.asarray(method(y, x), float)
+        assert np.isnan(values[:2]).all()
+        assert values[2:] == pytest.approx(ends, abs=1e-6)

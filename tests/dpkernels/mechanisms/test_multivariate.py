@@ -74,9 +74,9 @@ def test_reports_are_those_of_the_coordinate_mechanism_scaled(m):
     ends = [np.broadcast_to(end, m.dimensions) for end in m.output_interval]
     margin = 1e-9 * (upper - lower)
     assert np.all((ends[0] - margin <= y) & (y <= ends[1] + margin))
-    half = (upper - lower) / 2 * m.dimensions / m.sampled
+    scale = (upper - lower) / 2 * m.dimensions / m.sampled
     low, high = m.coordinate.output_interval
-    np.testing.assert_allclose(ends[1] - ends[0], half * (high - low), rtol=1e-12)
+    np.testing.assert_allclose(ends[1] - ends[0], scale * (high - low), rtol=1e-12)
     reached = (y.max(0) - y.min(0)) / (ends[1] - ends[0])
     assert np.all(reached > 0.98)
 

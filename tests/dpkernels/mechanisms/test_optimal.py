@@ -45,14 +45,14 @@ SMALL = {"points": 9, "outputs": 41}
 def brute_force(epsilon, x, y, cells, weights=None):
     """The least objective by the program written out: every pair of rows, no symmetry, no auxiliary unknowns."""
     n, m = len(x), len(y)
-    rows, right = [], []
+    rows, constraint_values = [], []
 
     def row(entries, limit=0.0):
-        made = np.zeros(n * m + 1)
-        for at, value in entries:
-            made[at] += value
-        rows.append(made)
-        right.append(limit)
+        coefficients = np.zeros(n * m + 1)
+        for index, value in entries:
+            coefficients[index] += value
+        rows.append(coefficients)
+        constraint_values.append(limit)
 
     for i, k, j in itertools.product(range(n), range(n), range(m)):
         if 0 < abs(i - k) <= cells:
@@ -68,8 +68,8 @@ def brute_force(epsilon, x, y, cells, weights=None):
         cost[-1] = 1.0
     else:
         cost[:-1] = np.repeat(weights, m) * np.tile(y**2, n)
-        rows, right = rows[:-n], right[:-n]
-    return linprog(cost, rows, right, equal, np.concatenate([np.ones(n), x])).fun
+        rows, constraint_values = rows[:-n], constraint_values[:-n]
+    return linprog(cost, rows, constraint_values, equal, np.concatenate([np.ones(n), x])).fun
 
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 6])
@@ -79,8 +79,8 @@ def test_the_program_is_the_one_written_out(cells, epsilon, weights):
     x, y = np.linspace(-1, 1, 7), np.linspace(-6, 6, 17)
     p = least_variance(epsilon, x, y, cells, weights)
     second = p @ y**2
-    found = (second - x**2).max() if weights is None else weights @ second
-    assert found == pytest.approx(brute_force(epsilon, x, y, cells, weights), rel=1e-5)
+    objective = (second - x**2).max() if weights is None else weights @ second
+    assert objective == pytest.approx(brute_force(epsilon, x, y, cells, weights), rel=1e-5)
 
 
 @over(ROWS)
@@ -101,9 +101,11 @@ def test_a_symmetric_problem_has_a_symmetric_table(m):
 @over(ROWS)
 def test_the_mean_of_an_input_between_rows_is_the_input(m):
     x = np.linspace(m.lower, m.upper, 1001)
-    at, p = m.atoms(x)
+    atoms, p = m.atoms(x)
     np.testing.assert_allclose(p.sum(axis=0), 1, rtol=0, atol=1e-13)
-    np.testing.assert_allclose((p * (at - m.middle)).sum(axis=0), x - m.middle, rtol=0, atol=1e-9 * (m.upper - m.lower))
+    np.testing.assert_allclose(
+        (p * (atoms - m.middle)).sum(axis=0), x - m.middle, rtol=0, atol=1e-9 * (m.upper - m.lower)
+    )
     assert m.worst_variance >= m.variance(x).max() * (1 - 1e-12)
     assert m.worst_variance == pytest.approx(m.variance(x).max(), rel=1e-4)
 
@@ -169,13 +171,13 @@ def claimed(epsilon, ratio):
 @pytest.mark.parametrize(("epsilon", "ratio"), PAIRS)
 def test_integers_are_never_above_the_best_closed_form(epsilon, ratio):
     """Their worst-case variance, with all roundings, against the formulas', which a release adds to."""
-    form = dpk.exact_sampler(dpk.optimal(**claimed(epsilon, ratio)))
+    sampler = dpk.exact_sampler(dpk.optimal(**claimed(epsilon, ratio)))
     named = claimed(epsilon, 1)
     del named["sensitivity"]
     closed = [make(**named) for make in (dpk.piecewise, dpk.hybrid, dpk.duchi)]
     if ratio > 1:
         closed.append(dpk.central_piecewise(**claimed(epsilon, ratio)))
-    assert form.certificate.worst_variance < min(float(one.worst_variance) for one in closed)
+    assert sampler.certificate.worst_variance < min(float(mechanism.worst_variance) for mechanism in closed)
 
 
 @pytest.mark.lengthy
@@ -186,9 +188,11 @@ def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
     m = dpk.optimal(**claimed(epsilon, ratio))
     rows = input_grid(epsilon, ratio, None)
     fine = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach)
-    half = half_outputs(rows, None)
-    p = least_variance(epsilon, fine.inputs, m.spacing / 2 * np.arange(-2 * half, 2 * half + 1), fine.row_distance)
-    y = m.spacing / 2 * np.arange(-2 * half, 2 * half + 1)
+    half_count = half_outputs(rows, None)
+    p = least_variance(
+        epsilon, fine.inputs, m.spacing / 2 * np.arange(-2 * half_count, 2 * half_count + 1), fine.row_distance
+    )
+    y = m.spacing / 2 * np.arange(-2 * half_count, 2 * half_count + 1)
     finer = (p @ y**2 - fine.inputs**2).max() + (m.step / 4) ** 2
     assert 0.99 * m.worst_variance < finer
     assert largest_ratio(m.probabilities, m.cells) <= math.exp(epsilon)
@@ -244,12 +248,14 @@ def test_rows_of_expected_inputs_have_the_histograms_moments():
 def test_expected_inputs_lower_the_average_variance():
     weights = np.array([8.0, 4.0, 2.0, 1.0])
     x = (np.arange(400) + 0.5) / 400
-    own, worst = (dpk.optimal(epsilon=1.0, objective=objective, **SMALL, **UNIT) for objective in (weights, "worst"))
+    tailored, worst = (
+        dpk.optimal(epsilon=1.0, objective=objective, **SMALL, **UNIT) for objective in (weights, "worst")
+    )
     masses = np.repeat(weights, 100) / weights.sum() / 100
-    assert masses @ own.variance(x) < 0.99 * (masses @ worst.variance(x))
-    assert own.worst_variance > worst.worst_variance
+    assert masses @ tailored.variance(x) < 0.99 * (masses @ worst.variance(x))
+    assert tailored.worst_variance > worst.worst_variance
     bins = dpk.optimal(epsilon=1.0, objective=(np.linspace(0, 1, 5), weights), **SMALL, **UNIT)
-    assert bins == own
+    assert bins == tailored
 
 
 @pytest.mark.parametrize(
@@ -310,9 +316,9 @@ def test_a_table_of_another_shape_is_refused():
         dpk.Optimal(m.probabilities[1:], m.places, m.reach, m.spacing, m.lower, m.upper, m.epsilon)
     with pytest.raises(ValueError, match="read-only"):
         m.probabilities[0, 0] = 1.0
-    for wrong in (0.0, math.nan):
+    for probability in (0.0, math.nan):
         p = m.probabilities.copy()
-        p[0, 0] = wrong
+        p[0, 0] = probability
         with pytest.raises(ValueError, match="probabilities: must be positive"):
             dpk.Optimal(p, m.places, m.reach, m.spacing, m.lower, m.upper, m.epsilon)
 
@@ -328,15 +334,15 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(optimal_search, "least_variance", lambda *given: solved.append(1) or least_variance(*given))
 
     def again():
-        for kept in (optimal_search._mechanism, optimal_search._solution):
-            kept.cache_clear()
+        for cached in (optimal_search._mechanism, optimal_search._solution):
+            cached.cache_clear()
         solved.clear()
-        made = dpk.optimal(epsilon=1.3, **SMALL, **UNIT)
-        return made, bool(solved)
+        mechanism = dpk.optimal(epsilon=1.3, **SMALL, **UNIT)
+        return mechanism, bool(solved)
 
     yield tmp_path / "cache", again
-    for kept in (optimal_search._mechanism, optimal_search._solution):
-        kept.cache_clear()
+    for cached in (optimal_search._mechanism, optimal_search._solution):
+        cached.cache_clear()
 
 
 def test_a_solution_is_kept_and_read_again(cache):
@@ -358,20 +364,20 @@ def fake(path, **changes):
 def louder(arrays):
     """One probability moved so that a ratio is above e^eps; sums stay."""
     p = arrays["probabilities"].copy()
-    at = np.unravel_index(p.argmin(), p.shape)
-    p[at[0], p[at[0]].argmax()] += p[at] * 0.01
-    p[at] *= 0.99
+    index = np.unravel_index(p.argmin(), p.shape)
+    p[index[0], p[index[0]].argmax()] += p[index] * 0.01
+    p[index] *= 0.99
     return p
 
 
 def flipped(data):
     """The first compressed bytes of every array are changed, which zlib notices."""
-    data, at = bytearray(data), 0
-    while (at := data.find(b"PK\x03\x04", at)) >= 0:
-        name, extra = struct.unpack("<HH", data[at + 26 : at + 30])
-        begin = at + 30 + name + extra
+    data, position = bytearray(data), 0
+    while (position := data.find(b"PK\x03\x04", position)) >= 0:
+        name, extra = struct.unpack("<HH", data[position + 26 : position + 30])
+        begin = position + 30 + name + extra
         data[begin : begin + 8] = b"\xff" * 8
-        at = begin
+        position = begin
     return bytes(data)
 
 
@@ -442,12 +448,12 @@ def test_a_damaged_file_is_solved_again(cache, damage):
 
 def test_what_cannot_be_certified_and_was_not_read_is_refused(cache):
     _, again = cache
-    made, _ = again()
-    p = np.array(made.probabilities)
+    mechanism, _ = again()
+    p = np.array(mechanism.probabilities)
     row, code = np.unravel_index(p.argmin(), p.shape)
     p[row, code] *= 0.99
     with pytest.raises(dpk.CertificateError):
-        dpk.exact_sampler(dataclasses.replace(made, probabilities=p))
+        dpk.exact_sampler(dataclasses.replace(mechanism, probabilities=p))
 
 
 def test_what_was_read_and_cannot_be_certified_names_its_file(cache, monkeypatch):
@@ -457,14 +463,14 @@ def test_what_was_read_and_cannot_be_certified_names_its_file(cache, monkeypatch
     (path,) = folder.iterdir()
     fake(path, probabilities=hardly_there, places=one_place_more)
     monkeypatch.setattr(optimal_search, "_is_sound", lambda *_: True)
-    made, solved = again()
+    mechanism, solved = again()
     assert not solved
     with pytest.raises(dpk.CertificateError, match=re.escape(str(path))):
-        dpk.exact_sampler(made)
+        dpk.exact_sampler(mechanism)
     path.unlink()
-    made, solved = again()
+    mechanism, solved = again()
     assert solved
-    assert dpk.exact_sampler(made).certificate.epsilon == 1.3
+    assert dpk.exact_sampler(mechanism).certificate.epsilon == 1.3
 
 
 def header(shape):
@@ -496,10 +502,10 @@ def test_what_is_read_is_bounded(cache, bomb):
     (path,) = folder.iterdir()
     bomb(path)
     tracemalloc.start()
-    kept = optimal_search._read(path, "any")
+    arrays = optimal_search._read(path, "any")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert kept is None
+    assert arrays is None
     assert most < 1 << 22
     second, solved = again()
     assert solved
@@ -539,19 +545,19 @@ def test_the_sampler_has_the_probabilities_of_the_atoms():
     """The largest of 30 standardised counts; the seed is fixed."""
     m = ROWS["optimal-1"]
     x, n = 3.7, 200_000
-    at, p = m.atoms(np.array(x))
+    atoms, p = m.atoms(np.array(x))
     y = np.asarray(m.sample(dpk.simulation_key(5), np.full(n, x, np.float32)))
-    code = np.abs(y[:, None] - at).argmin(axis=1)
-    np.testing.assert_allclose(y, at[code], rtol=1e-6, atol=1e-5)
+    code = np.abs(y[:, None] - atoms).argmin(axis=1)
+    np.testing.assert_allclose(y, atoms[code], rtol=1e-6, atol=1e-5)
     counts = np.bincount(code, minlength=len(p))
     assert (np.abs(counts - n * p) / np.sqrt(n * p * (1 - p))).max() < 5
 
 
 @over(ROWS)
 def test_columns_of_the_sampler_add_up_to_the_probabilities(m):
-    threshold, other = m.alias_columns
+    threshold, alias = m.alias_columns
     mass = threshold.copy()
-    np.add.at(mass, (np.arange(m.rows)[:, None], other), 1 - threshold)
+    np.add.at(mass, (np.arange(m.rows)[:, None], alias), 1 - threshold)
     np.testing.assert_allclose(mass / len(m.places), m.probabilities, rtol=0, atol=1e-15)
 
 
@@ -564,10 +570,10 @@ def test_every_uniform_number_of_the_sampler(m):
     with jax.enable_x64(True):
         draw = jax.jit(m.sampler().draw)
         for x in inputs(m):
-            at, p = m.atoms(np.array(x))
+            atoms, p = m.atoms(np.array(x))
             y = np.asarray(draw(u, np.full(count, x)))
-            found = np.bincount(np.abs(y[:, None] - at).argmin(axis=1), minlength=len(p)) / count
-            np.testing.assert_allclose(found, p, rtol=0, atol=4 * len(p) / count)
+            frequencies = np.bincount(np.abs(y[:, None] - atoms).argmin(axis=1), minlength=len(p)) / count
+            np.testing.assert_allclose(frequencies, p, rtol=0, atol=4 * len(p) / count)
 
 
 @pytest.mark.thorough
@@ -622,13 +628,13 @@ def test_more_steps_than_published_lower_the_variance():
 )
 def test_default_steps_are_the_fewest_that_are_as_good(epsilon, ratio):
     """Within 0.2 % of the best of all; at least as good as the source's, or within 0.2 % of it with fewer."""
-    made = dpk.central_piecewise(**claimed(epsilon, ratio))
+    mechanism = dpk.central_piecewise(**claimed(epsilon, ratio))
     others = [
         dpk.central_piecewise(steps=s, **claimed(epsilon, ratio)) for s in (*range(1, 20, 3), math.ceil(ratio), 40, 64)
     ]
-    assert made.worst_variance <= 1.002 * min(one.worst_variance for one in others)
-    fewer = [one for one in others if one.steps < 0.85 * made.steps]
-    assert all(made.worst_variance < (1 - 1e-3) * one.worst_variance for one in fewer)
+    assert mechanism.worst_variance <= 1.002 * min(one.worst_variance for one in others)
+    fewer = [one for one in others if one.steps < 0.85 * mechanism.steps]
+    assert all(mechanism.worst_variance < (1 - 1e-3) * one.worst_variance for one in fewer)
     assert dpk.central_piecewise(core=0.1, **claimed(epsilon, ratio)).steps == math.ceil(ratio)
 
 
@@ -706,12 +712,12 @@ def test_replaced_records_are_accounted_for_any_two_inputs_only(m):
     """With a sensitivity, one record's two values may be twice as far apart."""
     for reports in (m, dpk.exact_sampler(m)):
         one = accountants.guarantee(reports)
-        for made in (one, accountants.Guarantee.from_json(one.to_json())):
+        for guarantee in (one, accountants.Guarantee.from_json(one.to_json())):
             if m.sensitivity is None:
-                assert made.subsample(0.5, adjacency="replace").neighbouring == self_composed.NEIGHBOURS["replace"]
+                assert guarantee.subsample(0.5, adjacency="replace").neighbouring == self_composed.NEIGHBOURS["replace"]
             else:
                 with pytest.raises(ValueError, match="adjacency: 'replace' may move a value by twice the sensitivity"):
-                    made.subsample(0.5, adjacency="replace")
+                    guarantee.subsample(0.5, adjacency="replace")
 
 
 @pytest.mark.thorough
@@ -755,6 +761,6 @@ def test_the_published_core_is_the_sources_formula(epsilon, steps):
         U = eps / mpmath.log((A + mpmath.sqrt(A**2 + 4 * B)) / 2)
         b = mpmath.mpf(m + 3) / (m + 4) * U
         wanted = mpmath.exp(eps / b - steps * eps) - d * (1 - mpmath.exp(-m * eps)) / mpmath.expm1(eps)
-    made = dpk.central_piecewise(epsilon=epsilon, lower=0.0, upper=float(steps), sensitivity=1.0, core="published")
-    assert made.steps == steps
-    assert made.core == pytest.approx(float(wanted), rel=1e-10)
+    mechanism = dpk.central_piecewise(epsilon=epsilon, lower=0.0, upper=float(steps), sensitivity=1.0, core="published")
+    assert mechanism.steps == steps
+    assert mechanism.core == pytest.approx(float(wanted), rel=1e-10)

@@ -113,12 +113,12 @@ def test_ceiling_and_floor_bound_the_density(window):
     """They are the extremes at distances from the middle beyond, and up to, d."""
     d = np.union1d(np.linspace(0, 0.5, 401), abs(shape_knots(window) - 0.5))
     density = window.density(0.5 + d)
-    beyond = np.maximum.accumulate(density[::-1])[::-1]
+    suffix_maximum = np.maximum.accumulate(density[::-1])[::-1]
     up_to = np.minimum.accumulate(density)
-    assert np.all(window.ceiling(d) >= beyond - 1e-12)
+    assert np.all(window.ceiling(d) >= suffix_maximum - 1e-12)
     assert np.all(window.floor(d) <= up_to + 1e-12)
     at_knots = np.isin(d, abs(shape_knots(window) - 0.5))
-    np.testing.assert_allclose(window.ceiling(d)[at_knots], beyond[at_knots], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(window.ceiling(d)[at_knots], suffix_maximum[at_knots], rtol=0, atol=1e-12)
     np.testing.assert_allclose(window.floor(d)[at_knots], up_to[at_knots], rtol=0, atol=1e-12)
     assert window.ceiling(np.array([0.51, 2.0])) == pytest.approx(0, abs=0)
     assert window.floor(np.array([0.51, 2.0])) == pytest.approx(0, abs=0)

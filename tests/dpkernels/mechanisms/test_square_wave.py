@@ -54,8 +54,8 @@ def expected(m: Any, x: float, function: Any) -> float:
     total = 0.0
     for low, high, density in ((-b, t - b, q), (t - b, t + b, E * q), (t + b, 1 + b, q)):
         kinks = sorted({low, high, min(max(t, low), high)})
-        for left, right in pairwise(kinks):
-            total += density * integrate.fixed_quad(lambda v: function(m.lower + R * v), left, right, n=8)[0]
+        for lower, upper in pairwise(kinks):
+            total += density * integrate.fixed_quad(lambda v: function(m.lower + R * v), lower, upper, n=8)[0]
     return total
 
 
@@ -77,14 +77,14 @@ def test_the_density_is_the_papers(m: Any) -> None:
 
 @over(WAVES)
 def test_it_is_the_piecewise_mechanism_nearer_to_the_middle(m: Any) -> None:
-    other, middle = m.unbiased, (m.lower + m.upper) / 2
+    unbiased, middle = m.unbiased, (m.lower + m.upper) / 2
     low, high = m.output_interval
     y = np.linspace(low, high, 997)[1:-1]
     stretched = middle + (y - middle) / m.window_mass
     for x in places(m):
-        np.testing.assert_allclose(m.cdf(y, x), other.cdf(stretched, x), atol=1e-9)
-        np.testing.assert_allclose(m.variance(x), m.window_mass**2 * other.variance(x), rtol=1e-9)
-    assert other.window_mass == pytest.approx(m.window_mass, rel=1e-12)
+        np.testing.assert_allclose(m.cdf(y, x), unbiased.cdf(stretched, x), atol=1e-9)
+        np.testing.assert_allclose(m.variance(x), m.window_mass**2 * unbiased.variance(x), rtol=1e-9)
+    assert unbiased.window_mass == pytest.approx(m.window_mass, rel=1e-12)
 
 
 @over(WAVES)
@@ -157,14 +157,14 @@ def test_bad_parameters_are_named(given: dict[str, float], says: str) -> None:
 
 @cache
 def small(epsilon: float, half_width: float | None) -> tuple[Any, WindowTable]:
-    made = dpk.square_wave(epsilon=epsilon, half_width=half_width, **SKEW)
-    return made, square_wave_table(made, bits=16, codes=192)
+    mechanism = dpk.square_wave(epsilon=epsilon, half_width=half_width, **SKEW)
+    return mechanism, square_wave_table(mechanism, bits=16, codes=192)
 
 
 @every_small
 def test_every_word_of_every_row_counts(epsilon: float, half_width: float | None) -> None:
     """All 2^16 words: counts are the weights; and every pair of them is within the rational bound of e^eps."""
-    made, table = small(epsilon, half_width)
+    mechanism, table = small(epsilon, half_width)
     certificate = SquareWaveCertificate.of(table, epsilon)
     codes, words = table.kernel(), np.arange(1 << 16, dtype=np.uint16)
     rows = np.arange(table.shifts + 1)
@@ -173,10 +173,10 @@ def test_every_word_of_every_row_counts(epsilon: float, half_width: float | None
     ratio = max(Fraction(int(a), int(b)) for a, b in zip(high, low, strict=True))
     assert ratio == certificate.ratio <= exp_lower_bound(epsilon)
     values = [table.value(code) for code in range(table.codes)]
-    lower, middle = Fraction(int(made.lower)), table.middle
+    lower, middle = Fraction(int(mechanism.lower)), table.middle
     for row in rows[:: max(1, len(rows) // 7)]:
         mean = sum(int(n) * value for n, value in zip(counts[row], values, strict=True)) / (1 << 16)
-        x = lower + Fraction(int(row), table.shifts) * (Fraction(int(made.upper)) - lower)
+        x = lower + Fraction(int(row), table.shifts) * (Fraction(int(mechanism.upper)) - lower)
         assert mean == middle + certificate.slope * (x - middle) == table.row_mean(int(row))
     assert values[0] == lower - (values[1] - values[0]) * Fraction(len(table.window) - 1, 2)
 
@@ -196,14 +196,14 @@ def test_the_variance_bound_holds_between_rows_too(epsilon: float, half_width: f
 
 @pytest.mark.parametrize("epsilon", [0.01, 0.25, 1.0, 4.0, 12.0])
 def test_tables_are_faithful(epsilon: float) -> None:
-    made = dpk.square_wave(epsilon=epsilon, **SKEW)
-    form = dpk.exact_sampler(made)
-    assert abs(form.variance_cost) < 1e-3
-    assert float(form.certificate.slope) == pytest.approx(made.window_mass, rel=2e-3)
-    ends = form.certificate.lowest, form.certificate.highest
-    step = float(form.table.step)
+    mechanism = dpk.square_wave(epsilon=epsilon, **SKEW)
+    sampler = dpk.exact_sampler(mechanism)
+    assert abs(sampler.variance_cost) < 1e-3
+    assert float(sampler.certificate.slope) == pytest.approx(mechanism.window_mass, rel=2e-3)
+    ends = sampler.certificate.lowest, sampler.certificate.highest
+    step = float(sampler.table.step)
     np.testing.assert_allclose(
-        [float(e) for e in ends], made.output_interval, atol=0.02 * (20 * made.half_width) + step
+        [float(e) for e in ends], mechanism.output_interval, atol=0.02 * (20 * mechanism.half_width) + step
     )
 
 
@@ -214,16 +214,16 @@ def test_a_window_too_narrow_for_a_table_is_refused() -> None:
 
 def test_reports_are_of_the_table() -> None:
     """A chi-squared test of 400,000 exact reports at a fixed key, and of the float kernel's against the same cells."""
-    made = dpk.square_wave(epsilon=1.0, **SKEW)
-    form = dpk.exact_sampler(made)
-    x = np.full(400_000, made.lower + 0.3 * (made.upper - made.lower))
-    reports = dpk.perturb(x, form, key=dpk.key_from_bytes(bytes(range(32))))
-    codes = np.rint((reports - float(form.certificate.lowest)) / float(form.table.step)).astype(int)
-    place = 0.3 * form.table.shifts
-    row, f = int(place), place - int(place)
-    p = ((1 - f) * form.table.row(row) + f * form.table.row(row + 1)) / float(form.table.total)
+    mechanism = dpk.square_wave(epsilon=1.0, **SKEW)
+    sampler = dpk.exact_sampler(mechanism)
+    x = np.full(400_000, mechanism.lower + 0.3 * (mechanism.upper - mechanism.lower))
+    reports = dpk.perturb(x, sampler, key=dpk.key_from_bytes(bytes(range(32))))
+    codes = np.rint((reports - float(sampler.certificate.lowest)) / float(sampler.table.step)).astype(int)
+    position = 0.3 * sampler.table.shifts
+    row, f = int(position), position - int(position)
+    p = ((1 - f) * sampler.table.row(row) + f * sampler.table.row(row + 1)) / float(sampler.table.total)
     assert stats.chisquare(np.bincount(codes, minlength=len(p)), 400_000 * p).pvalue > 1e-6
-    simulated = dpk.perturb(x, made, exact=False, key=dpk.simulation_key(1))
+    simulated = dpk.perturb(x, mechanism, exact=False, key=dpk.simulation_key(1))
     assert stats.ks_2samp(reports, simulated).pvalue > 1e-6
 
 
@@ -235,21 +235,21 @@ def certificate() -> Any:
 
 
 def test_no_mean_is_claimed() -> None:
-    form = certificate().to_dict()
-    assert "mean_error" not in form
-    assert 0 < Fraction(form["slope"]) < 1
-    assert "biased" in form["covers"]
+    payload = certificate().to_dict()
+    assert "mean_error" not in payload
+    assert 0 < Fraction(payload["slope"]) < 1
+    assert "biased" in payload["covers"]
     assert "not the input" in str(certificate())
-    again = dpk.Certificate.from_dict(json.loads(json.dumps(form)))
-    assert again.to_dict() == form
-    assert type(again) is type(certificate())
+    certificate_read = dpk.Certificate.from_dict(json.loads(json.dumps(payload)))
+    assert certificate_read.to_dict() == payload
+    assert type(certificate_read) is type(certificate())
 
 
 def test_a_table_is_placed_before_it_is_certified() -> None:
     placed = small(1.0, None)[1]
-    made = SquareWaveCertificate.of(dataclasses.replace(placed, is_contracted=False), 1.0)
-    assert made.to_dict() == certificate().to_dict()
-    assert SquareWaveCertificate.from_dict(made.to_dict()).slope == placed.slope < 1
+    certified = SquareWaveCertificate.of(dataclasses.replace(placed, is_contracted=False), 1.0)
+    assert certified.to_dict() == certificate().to_dict()
+    assert SquareWaveCertificate.from_dict(certified.to_dict()).slope == placed.slope < 1
 
 
 def tampered(table: WindowTable, name: str, at: int, by: int) -> WindowTable:
@@ -294,20 +294,20 @@ def test_forged_forms_are_refused(change: dict[str, Any]) -> None:
 
 def test_one_of_an_unbiased_table_does_not_pass_for_it() -> None:
     table = small(1.0, None)[1]
-    plain = WindowCertificate.of(WindowTable(table.base, table.window, table.bits, table.lower, table.upper), 1.0)
-    form = plain.to_dict()
+    unbiased = WindowCertificate.of(WindowTable(table.base, table.window, table.bits, table.lower, table.upper), 1.0)
+    payload = unbiased.to_dict()
     with pytest.raises(CertificateError):
-        dpk.Certificate.from_dict({**form, "kind": certificate().kind})
-    assert float(plain.lowest) < float(certificate().lowest)
+        dpk.Certificate.from_dict({**payload, "kind": certificate().kind})
+    assert float(unbiased.lowest) < float(certificate().lowest)
 
 
 def test_biased_parts_are_refused() -> None:
-    made = dpk.square_wave(epsilon=1.0, lower=-1.0, upper=1.0)
-    plain: Any = dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)
+    biased = dpk.square_wave(epsilon=1.0, lower=-1.0, upper=1.0)
+    unbiased: Any = dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)
     with pytest.raises(ValueError, match="first: SquareWave is biased"):
-        dpk.Mixture(made, plain, 0.5)
+        dpk.Mixture(biased, unbiased, 0.5)
     with pytest.raises(ValueError, match="coordinate: SquareWave is biased"):
-        dpk.Multivariate(made, -1.0, 1.0, 3, 1)
+        dpk.Multivariate(biased, -1.0, 1.0, 3, 1)
     with pytest.raises(CertificateError, match="mixture: SquareWaveCertificate"):
         MixtureCertificate(certificate(), certificate(), 1 << 31)
     with pytest.raises(CertificateError, match="coordinate: SquareWaveCertificate"):
@@ -316,9 +316,9 @@ def test_biased_parts_are_refused() -> None:
 
 @pytest.mark.parametrize("make", [lambda m: m, dpk.exact_sampler])
 def test_the_mean_of_its_reports_is_not_estimated(make: Any) -> None:
-    made = make(dpk.square_wave(epsilon=1.0, **UNIT))
+    mechanism = make(dpk.square_wave(epsilon=1.0, **UNIT))
     with pytest.raises(ValueError, match="square wave is biased"):
-        dpk.estimate_mean(np.array([0.5, 0.7]), made)
+        dpk.estimate_mean(np.array([0.5, 0.7]), mechanism)
 
 
 # Its privacy
@@ -337,18 +337,20 @@ def test_its_profile_is_that_of_the_piecewise_mechanism_of_its_width(m: Any) -> 
 
 @pytest.mark.thorough
 def test_composed_and_shuffled() -> None:
-    made = dpk.square_wave(epsilon=2.0, **SKEW)
-    twin = dpk.composite("uniform", epsilon=2.0, width=4 * made.half_width / (1 + 2 * made.half_width), **SKEW)
-    assert accountants.guarantee(made).repeat(5).epsilon(1e-6) == pytest.approx(
+    mechanism = dpk.square_wave(epsilon=2.0, **SKEW)
+    twin = dpk.composite(
+        "uniform", epsilon=2.0, width=4 * mechanism.half_width / (1 + 2 * mechanism.half_width), **SKEW
+    )
+    assert accountants.guarantee(mechanism).repeat(5).epsilon(1e-6) == pytest.approx(
         accountants.guarantee(twin).repeat(5).epsilon(1e-6), rel=1e-9
     )
-    form = dpk.exact_sampler(made)
-    assert accountants.shuffled(form, 10_000).epsilon(1e-6) < 0.2
-    assert accountants.shuffled(form, 10_000).epsilon(1e-6) == pytest.approx(
+    sampler = dpk.exact_sampler(mechanism)
+    assert accountants.shuffled(sampler, 10_000).epsilon(1e-6) < 0.2
+    assert accountants.shuffled(sampler, 10_000).epsilon(1e-6) == pytest.approx(
         accountants.shuffled(twin, 10_000).epsilon(1e-6), rel=1e-2
     )
-    assert accountants.delta(form, 1.0) == pytest.approx(accountants.delta(made, 1.0), rel=1e-3)
-    assert accountants.epsilon(form) <= 2.0
+    assert accountants.delta(sampler, 1.0) == pytest.approx(accountants.delta(mechanism, 1.0), rel=1e-3)
+    assert accountants.epsilon(sampler) <= 2.0
 
 
 # The command
@@ -356,24 +358,24 @@ def test_composed_and_shuffled() -> None:
 
 def test_the_command_releases_and_verifies(run: Run) -> None:
     np.save("in.npy", np.linspace(0, 100, 5001))
-    given = ["--mechanism", "square-wave", "--epsilon", "1", "--lower", "0", "--upper", "100"]
-    done = run("perturb", "in.npy", "out.npy", *given)
+    options = ["--mechanism", "square-wave", "--epsilon", "1", "--lower", "0", "--upper", "100"]
+    done = run("perturb", "in.npy", "out.npy", *options)
     assert done.code == 0, done.err
     sidecar = full_certificates(json.loads(Path("out.npy.json").read_text()))
     assert sidecar["columns"][0]["certificate"]["kind"] == "placed window"
     assert run("certify", "--verify", "out.npy.json").code == 0
     reports = np.load("out.npy")
     assert -26 < reports.min() < -20
-    assert run("perturb", "in.npy", "wide.npy", *given, "--half-width", "0.5").code == 0
+    assert run("perturb", "in.npy", "wide.npy", *options, "--half-width", "0.5").code == 0
     assert np.load("wide.npy").min() < -40
-    assert "largest_bias" in json.loads(run("account", *given[1:2], *given[2:], "--json").out)
-    assert "biased" in run("certify", *given).out
+    assert "largest_bias" in json.loads(run("account", *options[1:2], *options[2:], "--json").out)
+    assert "biased" in run("certify", *options).out
 
 
 def test_a_forged_sidecar_fails(run: Run) -> None:
     np.save("in.npy", np.linspace(0, 100, 100))
-    given = ["--mechanism", "square-wave", "--epsilon", "1", "--lower", "0", "--upper", "100"]
-    assert run("perturb", "in.npy", "out.npy", *given).code == 0
+    options = ["--mechanism", "square-wave", "--epsilon", "1", "--lower", "0", "--upper", "100"]
+    assert run("perturb", "in.npy", "out.npy", *options).code == 0
     sidecar = json.loads(Path("out.npy.json").read_text())
     sidecar["columns"][0]["parameters"]["half_width"] = 0.3
     Path("out.npy.json").write_text(json.dumps(sidecar))

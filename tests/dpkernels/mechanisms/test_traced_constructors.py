@@ -80,10 +80,10 @@ HEAVY = ("composite-sine-best", "composite-edge-at-its-end", "composite-edge-ins
 DIFFERENCE = 1e-4  # A step of the central differences, as a share of the argument.
 
 
-def variance(name, given):
-    make, _, others = CASES[name]
-    made = make(**others, **given)
-    return made.central_variance if others.get("objective") == "central" else made.worst_variance
+def variance(name, traced):
+    make, _, constants = CASES[name]
+    mechanism = make(**constants, **traced)
+    return mechanism.central_variance if constants.get("objective") == "central" else mechanism.worst_variance
 
 
 def test_every_real_argument_of_every_constructor_has_a_case():
@@ -92,9 +92,9 @@ def test_every_real_argument_of_every_constructor_has_a_case():
         covered = {key for maker, real, _ in CASES.values() if maker is make for key in real}
         for key in inspect.signature(make).parameters:
             assert key in covered | DISCRETE or (make.__name__, key) in REFUSED, (make.__name__, key)
-    made = [value for name in dpk.__all__ if inspect.isfunction(value := getattr(dpk, name))]
+    constructors = [value for name in dpk.__all__ if inspect.isfunction(value := getattr(dpk, name))]
     returned = ("Additive", "Windowed", "TwoPoint", "SquareWave", "CentralPiecewise", "Optimal", "Multivariate")
-    for function in made:
+    for function in constructors:
         if str(inspect.signature(function).return_annotation).startswith(returned) and function is not dpk.on_vectors:
             assert function in makers, function.__name__
 
@@ -108,20 +108,20 @@ def real_arguments(name):
     return np.array(jax.tree.leaves(CASES[name][1]), np.float64)
 
 
-def check(name, at, value, slope):
+def check(name, point, value, slope):
     """Compare a value and its derivatives with the plain value and central differences of fourth order."""
 
-    def plain(vector):
-        found = with_numbers(name, vector.tolist())
-        assert isinstance(found, float)
-        return found
+    def host_variance(vector):
+        variances = with_numbers(name, vector.tolist())
+        assert isinstance(variances, float)
+        return variances
 
-    assert value == pytest.approx(plain(at), rel=1e-12)
-    for index, by in enumerate(np.eye(at.size)):
-        step = DIFFERENCE * abs(at[index])
-        near, far = (plain(at + n * step * by) - plain(at - n * step * by) for n in (1, 2))
-        noise = 1e-14 * plain(at) / step
-        assert slope[index] == pytest.approx((8 * near - far) / (12 * step), rel=1e-6, abs=noise), index
+    assert value == pytest.approx(host_variance(point), rel=1e-12)
+    for index, by in enumerate(np.eye(point.size)):
+        step = DIFFERENCE * abs(point[index])
+        inner, outer = (host_variance(point + n * step * by) - host_variance(point - n * step * by) for n in (1, 2))
+        noise = 1e-14 * host_variance(point) / step
+        assert slope[index] == pytest.approx((8 * inner - outer) / (12 * step), rel=1e-6, abs=noise), index
 
 
 def derived(name):
@@ -132,25 +132,25 @@ def derived(name):
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in HEAVY)) for name in CASES])
 def test_values_and_derivatives_are_those_of_plain_numbers(name, x64):
     compiled = jax.jit(derived(name))
-    for share in (0.999, 1.0):
-        at = share * real_arguments(name)
-        check(name, at, *compiled(at))
+    for factor in (0.999, 1.0):
+        point = factor * real_arguments(name)
+        check(name, point, *compiled(point))
 
 
 @pytest.mark.quick("laplace")
 @pytest.mark.parametrize("name", ["laplace", "piecewise-best", "composite-quartic"])
 def test_a_thousand_values_in_one_call(name, x64):
-    places = np.multiply.outer(1 + 1e-3 * np.linspace(-1, 1, 1000), real_arguments(name))
-    values, slopes = jax.jit(jax.vmap(derived(name)))(places)
-    for at in (0, 333, 999):
-        check(name, places[at], values[at], slopes[at])
+    points = np.multiply.outer(1 + 1e-3 * np.linspace(-1, 1, 1000), real_arguments(name))
+    values, slopes = jax.jit(jax.vmap(derived(name)))(points)
+    for index in (0, 333, 999):
+        check(name, points[index], values[index], slopes[index])
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["piecewise-best", "composite-edge-at-its-end"])
 def test_derivatives_of_best_parameters_that_a_host_searched(name, x64):
-    at = real_arguments(name)
-    check(name, at, *derived(name)(at))
+    point = real_arguments(name)
+    check(name, point, *derived(name)(point))
 
 
 @pytest.mark.lengthy
@@ -175,8 +175,8 @@ def test_forward_and_reverse_mode_agree(name, x64):
 @pytest.mark.quick("piecewise-best", "hybrid")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in HEAVY])
 def test_plain_numbers_give_plain_mechanisms(name):
-    make, given, others = CASES[name]
-    for leaf in jax.tree.leaves(make(**others, **given)):
+    make, arguments, constants = CASES[name]
+    for leaf in jax.tree.leaves(make(**constants, **arguments)):
         assert not isinstance(leaf, jax.Array)
 
 
