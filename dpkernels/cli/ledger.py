@@ -129,8 +129,8 @@ class LedgerAccount:
             check(parse_budget(*self.budget), EpsilonDelta(), charge, f"{self.path}: ")
 
 
-class RevocableOutput(Protocol):
-    """The output of a release, which can be deleted as long as no other user can have read it."""
+class ReleaseOutput(Protocol):
+    """The output of a release, of one file or many, on this machine or in a store."""
 
     @property
     def is_resumable(self) -> bool:
@@ -138,6 +138,12 @@ class RevocableOutput(Protocol):
 
     def withdraw(self) -> bool:
         """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
+
+    def check_space(self, size: int) -> None:
+        """Raise the OSError of a full disk if a file of about this size does not fit; nothing is charged yet."""
+
+    def commit(self, sidecar: str, names: Sequence[str]) -> None:
+        """Put the output, files of these names, and its sidecar in place; from then on the work is finished."""
 
 
 @proven("filters#proof")
@@ -162,7 +168,7 @@ class LedgerCharge:
         rows = {"rows": self.price.rows, "charged_rows": self.price.charged_rows}
         return {"ledger": after.ledger, "charge": entry.id, "time": entry.time, "hash": entry.hash, **rows, **amounts}
 
-    def settle(self, error: BaseException, output: RevocableOutput) -> str:
+    def settle(self, error: BaseException, output: ReleaseOutput) -> str:
         """Void the charge of a failed release, if no part of it can have been read; return what was done, in words."""
         charge, why = f"charge {self.entry.id} of {self.entry.amounts}", ""
         if self.marks:
@@ -192,7 +198,7 @@ class LedgerCharge:
 
 @contextmanager
 def charging(
-    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: RevocableOutput
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], label: str, output: ReleaseOutput
 ) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
@@ -213,7 +219,7 @@ def charging(
 
 @contextmanager
 def resuming(
-    ledger_account: LedgerAccount | None, price: Callable[[], Price], charge: JsonObject | None, output: RevocableOutput
+    ledger_account: LedgerAccount | None, price: Callable[[], Price], charge: JsonObject | None, output: ReleaseOutput
 ) -> Iterator[LedgerCharge | None]:
     """Yield the charge that a killed run has made, which stays; a click.UsageError says that it is not in the ledger.
 
@@ -268,7 +274,7 @@ def _marks(state: LedgerState, charge: int) -> int:
 
 
 @contextmanager
-def settling(charged: Callable[[], LedgerCharge | None], output: RevocableOutput) -> Iterator[None]:
+def settling(charged: Callable[[], LedgerCharge | None], output: ReleaseOutput) -> Iterator[None]:
     """Settle the charge of a failed release, if one was made, and let the error say what became of it."""
     try:
         yield

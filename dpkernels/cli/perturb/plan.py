@@ -14,7 +14,7 @@ from decimal import Decimal
 from io import BufferedIOBase
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import click
 import numpy as np
@@ -29,12 +29,12 @@ from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, input_layou
 from dpkernels.cli.files.locations import FILE, file_kind
 from dpkernels.cli.files.opening import converted, open_source
 from dpkernels.cli.interrupts import independent_of_reports, raise_if_interrupted
-from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, charging
+from dpkernels.cli.ledger import LedgerAccount, LedgerCharge, Price, ReleaseOutput, charging
 from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.options import flag, single
 from dpkernels.cli.perturb import queries as of_rows
 from dpkernels.cli.perturb.categories import perturb_categories
-from dpkernels.cli.perturb.output import ClaimedOutput, Output, StandardOutput, check_target, sidecar_path
+from dpkernels.cli.perturb.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.perturb.sidecar import Column, Release, ReleaseSpec, RowOptions, WrittenFile, to_json
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, label, listed
@@ -47,9 +47,6 @@ from dpkernels.release.charges import DIFFERENT_PEOPLE, SAME_PEOPLE, is_statisti
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError, report_type
 from dpkernels.staging import descriptor_path, naming, sha256_and_size
-
-if TYPE_CHECKING:
-    from dpkernels.cli.dataset.folder import StoreFolder
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 _NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
@@ -430,7 +427,7 @@ class Request:
             raise click.UsageError("OUT: rows with parameters of their own are released in the format of IN")
         if source.path == STANDARD_INPUT:
             raise click.UsageError("IN: standard input cannot be read twice, and the rows' parameters are read first")
-        queries.check(source, perturbed, options)
+        queries.check(source, perturbed, options.missing, options.shuffle)
         with independent_of_reports():
             return queries.read(source)
 
@@ -521,7 +518,7 @@ def in_days(options: Mapping[str, object], origin: date | None, where: str) -> d
     return numbers
 
 
-Destination = TypeVar("Destination", bound="ClaimedOutput | StoreFolder")
+Destination = TypeVar("Destination", bound=ReleaseOutput)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.proven import proven
 
 if TYPE_CHECKING:
-    from dpkernels.cli.perturb.sidecar import RowOptions
     from dpkernels.distributions.base import Noise
     from dpkernels.mechanisms.base import Mechanism
 
@@ -85,7 +84,7 @@ class QueryRequest:
             raise click.UsageError("--epsilon-column: --together divides one budget; leave one of them out")
         return request
 
-    def check(self, source: Source, perturbed: Sequence[str | None], row_options: RowOptions) -> None:
+    def check(self, source: Source, perturbed: Sequence[str | None], missing: str, shuffle: bool) -> None:
         """Refuse columns that are not there or are private, and treatments of rows that move or drop queries."""
         if not source.names:
             raise click.UsageError(f"--together: is for files with columns; {source.path} is one array")
@@ -98,11 +97,11 @@ class QueryRequest:
                 raise click.UsageError(f"{option}: {name!r}; {source.path} has {problem}")
             if name in perturbed:
                 raise click.UsageError(f"{option}: {name!r} is perturbed; {_PUBLIC}")
-        if row_options.missing != "error":
+        if missing != "error":
             raise click.UsageError(
-                f"--missing {row_options.missing}: every row is a query with parameters; leave out rows without a value"
+                f"--missing {missing}: every row is a query with parameters; leave out rows without a value"
             )
-        if row_options.shuffle:
+        if shuffle:
             raise click.UsageError("--shuffle-rows: every row is a query of its own, whose place is public")
 
     def read(self, source: Source) -> Queries:
