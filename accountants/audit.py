@@ -20,7 +20,8 @@ from functools import partial
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import Real, RealArray
+from dpkernels.solve import bisect
 
 _MAX_CELLS = 64  # The intervals of a coordinate that events are made of; the most different values that are kept apart.
 _MAX_COORDINATES = 8  # The coordinates of a vector of which events are made one by one, at most.
@@ -101,18 +102,22 @@ def _outputs(release: Callable[[object, int], RealArray], x: object, count: int)
     return outputs
 
 
+_Values = Callable[[np.ndarray], np.ndarray]
+
+
 @dataclass(frozen=True)
 class _Event:
     """A set of cells of a statistic, more likely for one of two inputs."""
 
     name: str
-    cells: Callable[[np.ndarray], np.ndarray]  # From outputs to the numbers of cells.
+    values: _Values  # From outputs to values of the statistic,
+    cells: _Values  # and from these to the numbers of cells.
     chosen: np.ndarray  # Whether each cell is in the event.
     first: int  # The input for which the event is the more likely one.
 
     def counts(self, outputs: list[np.ndarray]) -> tuple[int, int]:
-        several = [int(self.chosen[self.cells(outputs[k])].sum()) for k in (self.first, 1 - self.first)]
-        return several[0], several[1]
+        first, second = (int(self.chosen[self.cells(self.values(sample))].sum()) for sample in outputs)
+        return (first, second) if self.first == 0 else (second, first)
 
 
 def _event_bound(event: _Event | None, outputs: list[np.ndarray], delta: float, error_rate: float) -> Audit:
@@ -158,11 +163,8 @@ def _best_event(
             if bounds[last] > best:
                 best, chosen = float(bounds[last]), np.zeros(count, bool)
                 chosen[order[: last + 1]] = True
-                event = _Event(name, partial(_find_cells, cells, values), chosen, first)
+                event = _Event(name, values, cells, chosen, first)
     return event
-
-
-_Values = Callable[[np.ndarray], np.ndarray]
 
 
 def _statistics(
@@ -170,7 +172,7 @@ def _statistics(
 ) -> Iterator[tuple[str, _Values]]:
     """Yield names and functions from outputs to one value each."""
     if statistic is not None:
-        yield "the statistic", partial(_apply_statistic, statistic)
+        yield "the statistic", lambda sample: np.asarray(statistic(sample)).reshape(len(sample))
         return
     dtype_kind = outputs[0].dtype.kind
     if dtype_kind not in "biuf":
@@ -184,29 +186,13 @@ def _statistics(
             yield f"the lowest bit{suffix}", partial(_lowest_bit, k)
             yield f"the value and the lowest bit{suffix}", partial(_relative_lowest_bit, k)
     if size > 1:
-        yield "the norm", _norm
+        yield "the norm", lambda sample: np.linalg.norm(sample.reshape(len(sample), -1), axis=1)
         first, second = (sample.reshape(len(sample), -1).mean(0) for sample in outputs)
-        yield "the direction of the means", partial(_projection, second - first)
-
-
-def _find_cells(cells: _Values, values: _Values, outputs: np.ndarray) -> np.ndarray:
-    return cells(values(outputs))
-
-
-def _apply_statistic(statistic: Callable[[np.ndarray], RealArray], outputs: np.ndarray) -> np.ndarray:
-    return np.asarray(statistic(outputs)).reshape(len(outputs))
+        yield "the direction of the means", lambda sample: sample.reshape(len(sample), -1) @ (second - first)
 
 
 def _coordinate(k: int, outputs: np.ndarray) -> np.ndarray:
     return outputs.reshape(len(outputs), -1)[:, k]
-
-
-def _norm(outputs: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(outputs.reshape(len(outputs), -1), axis=1)
-
-
-def _projection(direction: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    return outputs.reshape(len(outputs), -1) @ direction
 
 
 def _lowest_bit(k: int, outputs: np.ndarray) -> np.ndarray:
@@ -232,9 +218,8 @@ def _cells(values: np.ndarray) -> tuple[_Values, int]:
     """
     different, counts = np.unique(values, return_counts=True)
     if len(different) <= 16 * _MAX_CELLS:
-        frequent = (
-            different if len(different) <= _MAX_CELLS else np.sort(different[np.argsort(-counts)[: 8 * _MAX_CELLS]])
-        )
+        is_few = len(different) <= _MAX_CELLS
+        frequent = different if is_few else np.sort(different[np.argsort(-counts)[: 8 * _MAX_CELLS]])
 
         def cell_of_value(sample: np.ndarray) -> np.ndarray:
             index = np.minimum(np.searchsorted(frequent, sample), len(frequent) - 1)
@@ -303,16 +288,10 @@ def audit_training(
 def _guesses_epsilon(canaries: int, guesses: int, correct: int, delta: float, error_rate: float) -> float:
     """Return the largest eps at which ``correct`` or more right guesses have at most the probability ``error_rate``."""
 
-    def is_refuted(epsilon: float) -> bool:
-        return _guesses_probability(canaries, guesses, correct, epsilon, delta) <= error_rate
+    def is_refuted(epsilon: Real) -> bool:
+        return _guesses_probability(canaries, guesses, correct, float(epsilon), delta) <= error_rate
 
-    low, high = 0.0, _MAX_EPSILON
-    if not is_refuted(low):
-        return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    return low
+    return float(bisect(is_refuted, 0.0, _MAX_EPSILON, 60)[0]) if is_refuted(0.0) else 0.0
 
 
 def _guesses_probability(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:

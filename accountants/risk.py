@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from functools import cached_property, partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -372,21 +373,19 @@ def plot_trade_off(guarantee: Risks, axes: Axes) -> None:
     order = np.argsort(np.append(alpha, low))
     axes.plot(np.append(alpha, low)[order], np.append(low, alpha)[order], color="C0", label="no test does better")
     order = np.argsort(np.append(alpha, high))
-    axes.plot(
-        np.append(alpha, high)[order], np.append(high, alpha)[order], "--", color="C1", label="some test does this"
-    )
+    some_test = np.append(alpha, high)[order], np.append(high, alpha)[order]
+    axes.plot(*some_test, "--", color="C1", label="some test does this")
     axes.plot([0, 1], [1, 0], ":", color="grey", label="no information")
     axes.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.legend(frameon=False)
 
 
-def _grid(guarantee: Any, xp: Any) -> tuple[Any, Any]:
+def _grid(guarantee: Risks, xp: ModuleType) -> tuple[RealArray, RealArray]:
     """Return the first grid of eps, of lines of both kinds, and delta at |eps|."""
-    delta = guarantee.estimate_delta(xp.asarray(_FIRST_GRID))
-    return xp.concatenate([-xp.asarray(_FIRST_GRID)[:0:-1], xp.asarray(_FIRST_GRID)]), xp.concatenate(
-        [delta[:0:-1], delta]
-    )
+    eps = xp.asarray(_FIRST_GRID)
+    delta = guarantee.estimate_delta(eps)
+    return xp.concatenate([-eps[:0:-1], eps]), xp.concatenate([delta[:0:-1], delta])
 
 
 def _around_best(values: Real, height: Any) -> list[RealArray]:

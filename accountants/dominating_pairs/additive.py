@@ -110,7 +110,7 @@ def _periods(noise: Distribution) -> int:
         return _TRACED_PERIODS
     epsilon, period, *edges = (float(np.max(np.abs(number))) for number in numbers)  # type: ignore[arg-type]
     reach = min(max([0.0, *edges]) / period, 120 / epsilon)
-    needed = 4 + 2 * math.ceil(1 / period) + math.ceil(reach)
-    if needed > _MAX_PERIODS:
+    count = 4 + 2 * math.ceil(1 / period) + math.ceil(reach)
+    if count > _MAX_PERIODS:
         raise ValueError(f"sensitivity: is {1 / period:g} periods of the staircase; at most 30000 are accounted")
-    return 1 << max(4, needed - 1).bit_length()
+    return 1 << max(4, count - 1).bit_length()

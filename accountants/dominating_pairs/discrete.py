@@ -81,10 +81,8 @@ class Atoms(DominatingPair):
             total_mass = checks.concrete(mass)
             if total_mass is not None and not abs(total_mass.sum() - 1) <= _tolerance(np.asarray(mass).dtype):
                 raise ValueError(f"{name}: adds up to {total_mass.sum():.12g}; probabilities add up to 1")
-        if self.moved is not None:
-            self._check_moved()
-
-    def _check_moved(self) -> None:
+        if self.moved is None:
+            return
         count = checks.integer_in("moved", self.moved, 1, len(self.p) - 1)
         weights = self.p[:-count]
         if any(self.p[-count:]) or any(self.q[:count]) or np.any(self.q[count:] != weights):
@@ -219,8 +217,8 @@ def pair_of_profile(t: RealArray, f: Real) -> Atoms:
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
     q = xp.maximum(xp.diff(slopes), 0.0)
     high = t[1:] * q
-    rest = xp.maximum(1 - q.sum() - high.sum(), 0.0)[None]
-    return Atoms(xp.concatenate([q[::-1], rest, high]), xp.concatenate([high[::-1], rest, q]))
+    remainder = xp.maximum(1 - q.sum() - high.sum(), 0.0)[None]
+    return Atoms(xp.concatenate([q[::-1], remainder, high]), xp.concatenate([high[::-1], remainder, q]))
 
 
 def _profile_points(p: np.ndarray, row_distance: int) -> np.ndarray:
@@ -238,8 +236,8 @@ def _profile_points(p: np.ndarray, row_distance: int) -> np.ndarray:
 def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     """Return few points, with the first and last, whose linear interpolation is a convex f up to rounding."""
     corners = np.array([0, len(t) - 1])
-    while (above := np.interp(t, t[corners], f[corners]) - f).max() > _CHORD_TOLERANCE:
-        corners = np.sort(np.append(corners, above.argmax()))
+    while (excess := np.interp(t, t[corners], f[corners]) - f).max() > _CHORD_TOLERANCE:
+        corners = np.sort(np.append(corners, excess.argmax()))
     return corners
 
 

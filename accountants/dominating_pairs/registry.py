@@ -114,7 +114,7 @@ def _lattice_pair(noise: Lattice, sensitivity: Real) -> Atoms:
     return shifted_pair(noise.probabilities, math.ceil(Fraction(float(D)) / Fraction(float(step))))
 
 
-def _exact_noise_pairs(certificate: Any, sensitivity: Any) -> tuple[Atoms, ...]:
+def _exact_noise_pairs(certificate: object, sensitivity: Any) -> tuple[Atoms, ...]:
     """Return the table and the table shifted by the cells that neighbours can be apart, in both directions.
 
     Of cells wider than the sensitivity, the other one is a mixture of the table and the shifted one.
@@ -244,7 +244,7 @@ def _pair_of_rows(rows: Optimal | ExactRows) -> Atoms:
     return replace(dominating_pair(p, cells), within_sensitivity=sensitivity is not None)
 
 
-def table_of_rows(rows: Optimal | ExactRows) -> tuple[np.ndarray, int, Any]:
+def table_of_rows(rows: Optimal | ExactRows) -> tuple[np.ndarray, int, Real | None]:
     """Return the probabilities, how many rows neighbours are apart at most, and their sensitivity or None."""
     if isinstance(rows, Optimal):
         return np.asarray(rows.probabilities, float), rows.cells, rows.sensitivity
@@ -270,11 +270,11 @@ def _(mechanism: CentralPiecewise) -> Atoms:
 
 
 @bounded_pair.register
-def _(form: ExactWindow) -> Atoms:
+def _(sampler: ExactWindow) -> Atoms:
     """Return the first and the last row if window and base fall from their middles, else ``pure_points`` of its eps."""
-    table = form.table
+    table = sampler.table
     if not table.falls:
-        return pure_points(form.certificate.realised_epsilon)
+        return pure_points(sampler.certificate.realised_epsilon)
     first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
     return Atoms(first, last)
 

@@ -98,7 +98,7 @@ def _(family: SampledRecycled, objective: Objective) -> Enumerated:
     return sampled_search(family, objective)
 
 
-def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:
+def composite_search(family: Composite, objective: Objective, stop_at: float | None = None) -> Enumerated:
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
     The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
@@ -109,7 +109,7 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
     ends = [(0.0, 1.0), (0.0, 1.0), (0.0, 2.0)]
-    best_point: Any = None
+    best_point: np.ndarray | None = None
     least = np.inf
     rounds: list[float] = []
     count = 0
@@ -138,7 +138,7 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
     return Enumerated("Zhang 2024", mechanism, parameters, rounds[-1], count, rounds)
 
 
-def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
+def _feasible(points: np.ndarray, family: Composite) -> np.ndarray:
     y, k, m = points.T
     mass = family.window.area * k * m
     is_positive = (y > 1e-9) & (k > 1e-9) & (m > 1e-9)
@@ -146,7 +146,7 @@ def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
     return points[_on_unit_interval(points.T, family)[1] < 2]
 
 
-def _on_unit_interval(point: RealArray, family: Any) -> tuple[np.ndarray, RealArray, RealArray]:
+def _on_unit_interval(point: RealArray, family: Composite) -> tuple[np.ndarray, RealArray, RealArray]:
     """Return (edge r = t/y of the quartic base, m, k/y) on the interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
     quartic = family.base is None
@@ -155,7 +155,7 @@ def _on_unit_interval(point: RealArray, family: Any) -> tuple[np.ndarray, RealAr
     return r, m / L, k / y
 
 
-def _values(objective: object, family: Any, points: np.ndarray) -> np.ndarray:
+def _values(objective: Objective, family: Composite, points: np.ndarray) -> np.ndarray:
     """Return the objective at every point, in batches of one shape, so that it is compiled once."""
     rows = np.stack(_on_unit_interval(points.T, family), -1)
     rows = np.concatenate([rows, np.repeat(rows[:1], -len(rows) % _BATCH, 0)])
@@ -167,10 +167,12 @@ def _values(objective: object, family: Any, points: np.ndarray) -> np.ndarray:
 
 
 @jax.jit
-def _objective_values(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
+def _objective_values(
+    shape: tuple[Window, Base], objective: Callable[[Windowed], Real], interval: RealArray, rows: Real
+) -> Real:
     window, base = shape
 
-    def value_of_row(row: Any) -> Real:
+    def value_of_row(row: RealArray) -> Real:
         return objective(Windowed(window, Quartic(row[0]) if base is None else base, row[1], row[2], *interval))
 
     return jax.vmap(value_of_row)(rows)
@@ -179,7 +181,7 @@ def _objective_values(shape: tuple[Window, Base], objective: Any, interval: Real
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 
 
-def recycled_search(family: Any, objective: object) -> Enumerated:
+def recycled_search(family: Any, objective: Objective) -> Enumerated:
     """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``."""
     _check_acceptance(family, objective)
     best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
@@ -187,7 +189,7 @@ def recycled_search(family: Any, objective: object) -> Enumerated:
     return Enumerated("Jiang 2024", mechanism, {}, float(best.acceptance), count, [float(best.acceptance)])
 
 
-def sampled_search(family: Any, objective: object) -> Enumerated:
+def sampled_search(family: Any, objective: Objective) -> Enumerated:
     """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
@@ -196,7 +198,7 @@ def sampled_search(family: Any, objective: object) -> Enumerated:
     the reciprocal of its eq. (13), which can be several times larger.
     """
     _check_acceptance(family, objective)
-    candidates: list[tuple[float, float, Any, int]] = []
+    candidates: list[tuple[float, float, Reweighted, int]] = []
 
     def acceptance(p: float) -> float:
         noise, count = published_recycling(family.kernel, family.theta, *family.budget_on_sample(p))
@@ -212,9 +214,8 @@ def sampled_search(family: Any, objective: object) -> Enumerated:
     eps, delta, D = family.budget_on_sample(p)
     mechanism = recycling.Subsampled(Additive(noise, D, eps, delta), p, float(family.rate.error(p)), value)
     rounds = np.maximum.accumulate([candidate[0] for candidate in candidates]).tolist()
-    return Enumerated(
-        "Jiang 2024, Algorithm 4", mechanism, {}, value, sum(candidate[3] for candidate in candidates), rounds
-    )
+    evaluations = sum(candidate[3] for candidate in candidates)
+    return Enumerated("Jiang 2024, Algorithm 4", mechanism, {}, value, evaluations, rounds)
 
 
 def ternary(function: Callable[[float], float], low: float, high: float, width: float) -> float:
@@ -228,7 +229,7 @@ def ternary(function: Callable[[float], float], low: float, high: float, width: 
     return (low + high) / 2
 
 
-def _check_acceptance(family: Any, objective: Any) -> None:
+def _check_acceptance(family: Recycled | SampledRecycled, objective: Objective) -> None:
     if objective.theta is None or objective.theta != family.theta:
         raise ValueError(
             f"objective: {objective.name}; the source's search is for the acceptance at the family's theta"
@@ -241,7 +242,7 @@ def published_recycling(
     """Return (Algorithm 2's noise, how often the published profile was computed); **not sound**."""
     count = 0
 
-    def excess(q: Real, parameters: tuple[object, ...]) -> Any:
+    def excess(q: Real, parameters: tuple[object, ...]) -> Real:
         nonlocal count
         count += 1
         return published_excess(q, parameters)

@@ -82,7 +82,7 @@ class RatioSum:
         first, second = self.coarsened(level), other.coarsened(level)
         is_square = self is other
         count = max(law.zones_of_sum for law in (first, second))
-        columns = [_Columns.of(law, count) for law in ((first,) if is_square else (first, second))]
+        columns = [_Columns.padded(law, count) for law in ((first,) if is_square else (first, second))]
         sums = []
         inside = [column.zero() for column in columns]
         for zone in range(count):
@@ -104,7 +104,7 @@ class RatioSum:
         zones = level - self.level
         if zones <= 0:
             return self
-        columns = _Columns.of(self, max(len(self.mass), zones + 1))
+        columns = _Columns.padded(self, max(len(self.mass), zones + 1))
         inner = columns.zone(0)
         for zone in range(zones):
             inner = inner.halved(math.ldexp(self.step, zone)) + columns.zone(zone + 1)
@@ -203,7 +203,7 @@ class _Columns:
     moment: np.ndarray | None
 
     @classmethod
-    def of(cls, law: RatioSum, count: int) -> _Columns:
+    def padded(cls, law: RatioSum, count: int) -> _Columns:
         further = ((0, count - len(law.mass)), (0, 0))
         return cls(np.pad(law.mass, further), None if law.moment is None else np.pad(law.moment, further))
 

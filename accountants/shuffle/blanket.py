@@ -275,7 +275,7 @@ def _(mixture: ExactMixture | Mixture) -> WorstInputs:
     """Publish the choice: E(L - t)_+ is the sum of both parts', so a pair that is worst for both is the worst."""
     weight = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
     first, second = worst_inputs(mixture.first), worst_inputs(mixture.second)
-    if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
+    if first.stop_loss or second.stop_loss or not all(len(inputs.pairs[0].others) for inputs in (first, second)):
         raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
 
     def join(p: RealArray, q: RealArray) -> RealArray:
@@ -299,7 +299,7 @@ def _(mechanism: Windowed) -> WorstInputs:
         return WorstInputs((level_outcomes(level, 2 * (low * np.diff(knots)).sum()),), level, exact=False)
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
-    first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
+    first, second, middle = (weight * _density(mechanism, v, x) for x in (reach, -reach, 0.0))
     least = weight * mechanism.envelope(v)[1]
     if namespace(first) is np:
         outcomes = OutcomeProbabilities(least, first, second, np.stack([second, middle, first]))
@@ -340,9 +340,9 @@ def _(mechanism: SquareWave) -> WorstInputs:
 
 
 @worst_inputs.register
-def _(form: ExactWindow) -> WorstInputs:
+def _(sampler: ExactWindow) -> WorstInputs:
     """Return the first and the last row if weights fall from their middles; else any table of its level and gamma."""
-    table: WindowTable = form.table
+    table: WindowTable = sampler.table
     total, (high, low) = float(table.total), table.extremes()
     level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:

@@ -89,7 +89,7 @@ class ReportLoss:
     slack: np.ndarray  # A bound of the error of each value.
 
     @classmethod
-    def of(cls, value: np.ndarray, mass: np.ndarray, gamma: float, size: np.ndarray) -> ReportLoss:
+    def of_reports(cls, value: np.ndarray, mass: np.ndarray, gamma: float, size: np.ndarray) -> ReportLoss:
         """Return the losses L, differences of numbers that add up to ``size``, of reports of the blanket."""
         value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
         return cls(value, mass, np.append(_VALUE_ERROR * size, 0.0))
@@ -118,7 +118,7 @@ class ReportLoss:
 def _blanket_losses(blanket: Blanket, E: float) -> ReportLoss:
     has_mass = np.asarray(blanket.mass) > 0
     mass, p, q = (np.asarray(column, float)[has_mass] for column in (blanket.mass, blanket.p, blanket.q))
-    return ReportLoss.of(p - E * q, mass, float(blanket.gamma), p + E * q)
+    return ReportLoss.of_reports(p - E * q, mass, float(blanket.gamma), p + E * q)
 
 
 def _bound_losses(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
@@ -135,7 +135,7 @@ def _bound_losses(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportL
     # What is bounded is convex, so it is below the hull as well.
     hull, slopes = lower_hull(t, bound)
     t, slopes = t[hull], np.concatenate([[-1.0], slopes, [0.0]])
-    return ReportLoss.of(t, np.maximum(np.diff(slopes), 0.0), gamma, np.full(len(t), gamma * (1 + E) * high))
+    return ReportLoss.of_reports(t, np.maximum(np.diff(slopes), 0.0), gamma, np.full(len(t), gamma * (1 + E) * high))
 
 
 def _split_reports(report: LossSum, n: int) -> list[tuple[LossSum, int]]:
