@@ -11,19 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from dpkernels.batches import distinct_entries, flat_leaves, leaves, map_leaves, plain_if_equal
-from dpkernels.bounded_json import brief
+from dpkernels.bounded_json import JsonObject, brief
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.sampler import Derived, ExactSampler, StackedSampler, Words
 from dpkernels.jax_on_use import Tracer
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import RealArray
-from dpkernels.pytrees import PyTree
 
 MAX_TABLES = 1 << 12  # Of a batch: they take a megabyte each.
 _MAX_ENTRIES = 1 << 24  # Of a certificate that is read.
@@ -110,7 +108,7 @@ class BatchCertificate(Certificate, kind="batch"):
         }
 
     @classmethod
-    def certified(cls, payload: Mapping[str, Any]) -> BatchCertificate:
+    def certified(cls, payload: JsonObject) -> BatchCertificate:
         tables, numbers, claims = payload["tables"], payload["table_of"], payload["claims"]
         if type(tables) is not list or len(tables) > MAX_TABLES:
             raise CertificateError(f"tables: {brief(tables)} is not a list of at most {MAX_TABLES} certificates")
@@ -189,16 +187,9 @@ class ExactBatch:
         return tuple(self._stack(numbers) for numbers in groups.values())
 
     def _stack(self, numbers: list[int]) -> Stack:
-        samplers: Any = [self.samplers[number] for number in numbers]
+        samplers = [self.samplers[number] for number in numbers]
         words = tuple(self.words.index(need) for need in samplers[0].words)
-        if samplers[0].stack_key is not None:
-            return Stack(np.array(numbers), type(samplers[0]).stacked(samplers), words)
-        (sampler,) = samplers
-
-        def reports(x: RealArray, words: PyTree, _entry: PyTree, _table: PyTree) -> RealArray:
-            return sampler.reports(x, *words)
-
-        return Stack(np.array(numbers), StackedSampler(reports, ()), words)
+        return Stack(np.array(numbers), type(samplers[0]).stacked(samplers), words)
 
     @cached_property
     def stack_index(self) -> np.ndarray:
@@ -219,11 +210,8 @@ class ExactBatch:
     def _entry_parameters(self, stack: Stack) -> tuple[np.ndarray, ...]:
         columns: list[np.ndarray] = []
         for number in stack.tables.tolist():
-            sampler: Any = self.samplers[number]
-            if sampler.stack_key is None:
-                return ()
             entries = self.certificate.table_entries[number]
-            for i, values in enumerate(sampler.entry_parameters(self._table_claims(number))):
+            for i, values in enumerate(self.samplers[number].entry_parameters(self._table_claims(number))):
                 if i == len(columns):
                     columns.append(np.zeros(len(self.certificate.table_index), np.asarray(values).dtype))
                 columns[i][entries] = values

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from operator import attrgetter, mul
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -60,6 +60,14 @@ def frozen_weights(values: object) -> np.ndarray:
 
 # Certificates
 
+
+class Component(Protocol):
+    """A table or a certificate, as a component of a certificate."""
+
+    def to_dict(self) -> Mapping[str, object]:
+        """Return its JSON payload."""
+
+
 _KINDS: dict[str, type[Certificate]] = {}
 
 
@@ -98,7 +106,7 @@ class Certificate(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def certified(cls, payload: Mapping[str, object]) -> Self:
+    def certified(cls, payload: JsonObject) -> Self:
         """Return the certificate of the integers and of the claim in a payload, whatever else the payload states."""
 
     def to_dict(self) -> JsonObject:
@@ -113,7 +121,7 @@ class Certificate(abc.ABC):
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_dict(cls, payload: Any) -> Self:
+    def from_dict(cls, payload: JsonObject) -> Self:
         """Verify the integers in a JSON payload again, and check that the payload's own statements agree.
 
         A ``CertificateError`` says that the integers do not have the claim, that the payload states something else or
@@ -145,10 +153,10 @@ class Certificate(abc.ABC):
                 lines += [f"-- {name}", *component._printed(self.covers)]
         return lines
 
-    def _components(self) -> dict[str, Any]:
+    def _components(self) -> dict[str, Component]:
         return {name: getattr(self, attribute) for name, attribute in self.components.items()}
 
-    def _check(self, payload: Mapping[str, object]) -> None:
+    def _check(self, payload: JsonObject) -> None:
         """Check that a payload states exactly what the integers give."""
         # Components that are certificates have been checked by themselves.
         checked = [name for name, item in self._components().items() if isinstance(item, Certificate)]

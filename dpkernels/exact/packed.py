@@ -207,7 +207,7 @@ def short_certificates(columns: list[dict[str, object]]) -> Mapping[str, object]
     return {"certificates": with_references(certificates, integers), "integers": integers}
 
 
-def full_certificates(sidecar: Mapping[str, Any]) -> JsonObject:
+def full_certificates(sidecar: JsonObject) -> JsonObject:
     """Return a sidecar whose columns have their certificates; ValueError if one is missing, altered or of no column."""
     fields = {name: value for name, value in sidecar.items() if name not in ("certificates", "integers")}
     certificates = without_references(sidecar.get("certificates", {}), sidecar.get("integers", {}))

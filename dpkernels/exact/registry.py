@@ -15,7 +15,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.batches import Batchable, freeze
-from dpkernels.bounded_json import integer
+from dpkernels.bounded_json import JsonObject, integer
 from dpkernels.caching import bounded_cache
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.distributions.discrete import Lattice
@@ -104,7 +104,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
         return COVERS
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> MixtureCertificate:
+    def certified(cls, payload: JsonObject) -> MixtureCertificate:
         first, second = (WindowCertificate.from_dict(payload[name]) for name in ("first", "second"))
         return cls(first, second, integer("threshold", payload["threshold"]))
 
@@ -153,7 +153,7 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         )
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> MultivariateCertificate:
+    def certified(cls, payload: JsonObject) -> MultivariateCertificate:
         coordinate: Any = Certificate.from_dict(payload["coordinate"])
         return cls(coordinate, integer("dimensions", payload["dimensions"]), integer("sampled", payload["sampled"]))
 
@@ -251,7 +251,7 @@ def _in_units(mechanism: Mechanism) -> Mechanism:
 @_in_units.register(Windowed)
 @_in_units.register(SquareWave)
 @_in_units.register(TwoPoint)
-def _(mechanism: Any) -> Any:
+def _(mechanism: Windowed | SquareWave | TwoPoint) -> Mechanism:
     return mechanism.on_unit()
 
 
@@ -272,11 +272,11 @@ def _has_hash(item: Batchable) -> bool:
 
 
 @bounded_cache(1 << 28)
-def _cached(mechanism: Mechanism) -> ExactSampler:
+def _cached(mechanism: object) -> ExactSampler:
     return _sampler(_evaluate_numbers(mechanism))
 
 
-def _evaluate_numbers(mechanism: object) -> Any:
+def _evaluate_numbers(mechanism: object) -> object:
     """Return a mechanism with plain numbers as parameters, of which there are no arrays but those of ``Optimal``."""
     if not isinstance(mechanism, Mechanism | AdditiveVector):
         return mechanism

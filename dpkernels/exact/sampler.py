@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from operator import and_, attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class ExactSampler(abc.ABC):
     table = property(attrgetter("certificate.table"))
 
     @cached_property
-    def kernel(self) -> Callable[..., Any]:
+    def kernel(self) -> Callable[..., RealArray]:
         return self.table.kernel()
 
     @cached_property
@@ -85,7 +85,17 @@ class ExactSampler(abc.ABC):
     @property
     def stack_key(self) -> tuple[object, ...] | None:
         """Return what samplers have in common that ``stacked`` joins; None if the class joins none."""
-        return (type(self), self.words) if hasattr(self, "stacked") else None
+        return None
+
+    @classmethod
+    def stacked(cls, samplers: Sequence[Self]) -> StackedSampler:
+        """Return the sampler of several tables that have one ``stack_key``; by default of one table."""
+        (sampler,) = samplers
+        return StackedSampler(lambda x, words, _entry, _table: sampler.reports(x, *words), ())
+
+    def entry_parameters(self, claims: Mapping[str, np.ndarray]) -> tuple[RealArray, ...]:
+        """Return what the stacked sampler reads of every entry of a batch that has this table, from its claims."""
+        return ()
 
     @property
     @abc.abstractmethod
@@ -160,7 +170,7 @@ class Derived(dict[tuple[Any, ...], Any]):
             return self[key]
 
 
-def all_in_pieces(test: Callable[..., Array], x: Array, *columns: Array) -> Array:
+def all_in_pieces(test: Callable[..., RealArray], x: Array, *columns: Array) -> Array:
     """Return whether a test holds for every value of a vector, and the same rows of columns, or plain numbers.
 
     On a CPU XLA reduces one value after the other, so most of it is done on pieces of the vector, together.
@@ -184,7 +194,7 @@ def indices_within(words: np.ndarray, ranges: Sequence[range]) -> np.ndarray:
     return np.unique(np.concatenate(indices)) if indices else np.zeros(0, np.int64)
 
 
-def order_keys(x: RealArray) -> Any:
+def order_keys(x: RealArray) -> RealArray:
     """Return integers in the order of the floats x; -0 is one below 0, NaN is beyond the infinities."""
     bits = x.view(np.dtype(f"int{8 * x.dtype.itemsize}"))
     # Comparisons of keys are exact also on a processor that reads subnormal numbers as 0.

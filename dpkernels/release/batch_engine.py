@@ -14,7 +14,7 @@ from dpkernels.exact.noise.grid import NoiseGrid
 from dpkernels.exact.sampler import MAX_RANGES, all_in_pieces, indices_within, options_on_cpu, order_keys
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import RealArray
-from dpkernels.pytrees import tree_map
+from dpkernels.pytrees import PyTree, tree_map
 from dpkernels.random import host
 from dpkernels.release.host_engine import (
     BLOCK_VALUES,
@@ -47,19 +47,12 @@ class BatchRelease:
 
         ``start`` is the index of the first value in the whole release, and ``row`` that in the array.
         """
-        entries = self._entries(row, len(x))
+        entries = _entries(self.sampler.size, row, len(x))
         if len(self.sampler.stacks) == 1 and not self._is_short(len(x), out.dtype):
             self._release_together(x, start, out, bounds, row, entries)
         else:
             self._release_by_stack(bounds.check_entries(x, entries, row), start, out, entries)
         return len(x)
-
-    def _entries(self, first: int, count: int) -> slice | np.ndarray:
-        """Return the entries of some values, as a slice if they follow each other."""
-        first %= self.sampler.size
-        if first + count <= self.sampler.size:
-            return slice(first, first + count)
-        return np.arange(first, first + count) % self.sampler.size
 
     def _is_short(self, count: int, dtype: np.dtype) -> bool:
         return count <= _ALWAYS_NUMPY and self.sampler.derived[is_far_from_subnormal, dtype]
@@ -109,7 +102,7 @@ class BatchRelease:
         number: int,
         x: np.ndarray,
         words: list[np.ndarray],
-        start: Any,
+        start: int | np.ndarray,
         entries: slice | np.ndarray,
         out: np.ndarray,
     ) -> None:
@@ -145,7 +138,7 @@ class BatchRelease:
         number: int,
         words: list[np.ndarray],
         x: np.ndarray,
-        start: Any,
+        start: int | np.ndarray,
         entries: slice | np.ndarray,
         out: np.ndarray,
     ) -> None:
@@ -172,6 +165,12 @@ class BatchRelease:
                 indices = indices[self.sampler.samplers[table].are_incomplete(noise[indices])]
                 if len(indices):
                     yield table, indices
+
+
+def _entries(size: int, first: int, count: int) -> slice | np.ndarray:
+    """Return the entries of some values of a batch, as a slice if they follow each other."""
+    first %= size
+    return slice(first, first + count) if first + count <= size else np.arange(first, first + count) % size
 
 
 def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | None:
@@ -257,10 +256,10 @@ def _interval_keys(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends
     return _Columns(keys)
 
 
-def _to_device(columns: object, length: int) -> Any:
+def _to_device(columns: PyTree, length: int) -> PyTree:
     """Return columns padded to a length as JAX's arrays, of their own memory where it is aligned."""
 
-    def padded(column: np.ndarray) -> Any:
+    def padded(column: np.ndarray) -> Array:
         if not np.ndim(column):
             return jax.device_put(np.asarray(column), calling_thread_device())
         buffer = column
@@ -276,12 +275,10 @@ def _to_device(columns: object, length: int) -> Any:
 _MAX_CACHED = 1 << 8  # Values of ``_interval_keys`` and ``_device_columns`` of a sampler.
 
 
-def _device_columns(sampler: ExactBatch, first: int, count: int, length: int, number: int, keys: _Columns) -> Any:
+def _device_columns(sampler: ExactBatch, first: int, count: int, length: int, number: int, keys: _Columns) -> PyTree:
     """Return the columns that the program of a stack reads for consecutive entries, on the device."""
     _limit_cache(sampler, (_device_columns, first, count, length, number, keys))
-    entries: Any = np.arange(first, first + count) % sampler.size
-    if first + count <= sampler.size:
-        entries = slice(first, first + count)
+    entries = _entries(sampler.size, first, count)
     return _to_device((_select(keys, entries), *_parameters(sampler, number, entries)), length)
 
 
@@ -298,8 +295,8 @@ def _cached_keys(sampler: ExactBatch) -> list[tuple[object, ...]]:
 
 
 def _program(
-    sampler: ExactBatch, number: int, length: int, dtype: np.dtype, shapes: tuple[Any, ...], by_floats: bool
-) -> Any:
+    sampler: ExactBatch, number: int, length: int, dtype: np.dtype, shapes: tuple[tuple[int, ...], ...], by_floats: bool
+) -> jax.stages.Compiled:
     """Return the compiled program (memory, _, x, *words, keys, entry, table) -> (reports, whether all are valid).
 
     The reports take over ``memory``. They are valid if every value is within the interval of its entry, and, of the
@@ -307,9 +304,11 @@ def _program(
     """
     stacked, sharding = sampler.stacks[number].sampler, jax.sharding.SingleDeviceSharding(calling_thread_device())
 
-    def are_valid(x: Array, *columns: Array) -> Array:
+    def are_valid(x: Array, *columns: Array) -> RealArray:
         entry, keys = columns[len(shapes) :], order_keys(x)
-        tests = [abs(x) < stacked.by_floats.radius(entry)] if by_floats and stacked.by_floats else []
+        tests = list[RealArray]()
+        if by_floats and stacked.by_floats:
+            tests.append(abs(x) < stacked.by_floats.radius(entry))
         if shapes or stacked.interval:
             low, high = keys_of_ends(*stacked.interval(entry)) if stacked.interval and not shapes else columns[:2]
             tests.append((low <= keys) & (keys <= high))
@@ -321,7 +320,7 @@ def _program(
         reports = stacked.by_floats.reports if by_floats and stacked.by_floats else stacked.reports
         return reports(inputs, words, entry, table), all_in_pieces(are_valid, x, *keys, *entry)
 
-    def abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     key_type, values = np.dtype(f"int{8 * dtype.itemsize}"), abstract((length,), dtype)

@@ -30,7 +30,7 @@ SAME_PEOPLE, DIFFERENT_PEOPLE = ROWS = ("same-people", "different-people")
 class Chargeable(Protocol):
     """An object that refuses or keeps charges, such as a ledger, a filter or an odometer."""
 
-    def charge(self, epsilon: object, delta: object = 0, label: str = "") -> Any:
+    def charge(self, epsilon: object, delta: object = 0, label: str = "") -> object:
         """Charge (epsilon, delta), or raise an error."""
 
 

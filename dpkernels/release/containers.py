@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # An array, a column or a table of one of the libraries, which share no type; ``library_name`` says of which.
 Container: TypeAlias = Any
+PolarsType: TypeAlias = "pl.DataType | pl.datatypes.DataTypeClass"
 Rewrap = Callable[[Any], Container]
 
 _MAY_LACK_VALUES = ("numpy", "pandas", "polars", "pyarrow")
@@ -224,7 +225,7 @@ def _visible_polars(column: pl.Series) -> pl.Series:
     return column.drop_nulls().gather(type(column)(_value_positions(missing)).replace(-1, None))
 
 
-def _visible_type(dtype: Any, column: pl.Series | None = None) -> Any:
+def _visible_type(dtype: PolarsType, column: pl.Series | None = None) -> PolarsType:
     """Return a polars type in which an Enum has the categories of a column; inside nested ones they are texts."""
     import polars as pl
 

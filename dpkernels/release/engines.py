@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
@@ -89,7 +89,7 @@ class DeviceRelease:
             return self._compute(*jax.device_put([padded, *heads], split))[skip : skip + len(x)]
 
 
-def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
+def sharded(sampler: ExactSampler, devices: tuple[object, ...]) -> jax.stages.Wrapped:
     """Return the jitted program (values, the head of every stream) -> reports, all split over the devices."""
     split = jax.sharding.PartitionSpec("values")
 
@@ -119,7 +119,7 @@ def check_words(device: object) -> None:
 
 
 def exact_engine(
-    sampler: ExactSampler | ExactBatch, key: bytes, devices: Any = None
+    sampler: ExactSampler | ExactBatch, key: bytes, devices: Sequence[object] | None = None
 ) -> HostRelease | BatchRelease | DeviceRelease:
     """Return the engine for values in host memory: the CPU, or the JAX devices that are asked for.
 

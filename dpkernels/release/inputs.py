@@ -53,8 +53,8 @@ class Bounds:
     refused, since rounding may move neighbours further apart.
     """
 
-    lower: Any  # for vectors, one per coordinate
-    upper: Any
+    lower: np.ndarray  # for vectors, one per coordinate
+    upper: np.ndarray
     clip: bool  # instead of refusing; NaN and infinities are always refused
     largest: float = 0.0  # the largest absolute value of an input or a report
     has_sensitivity: bool = False

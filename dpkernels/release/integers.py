@@ -7,8 +7,6 @@ the noise.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dpkernels.exact.noise.halves import HalvedNoise
@@ -65,14 +63,14 @@ def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> RealArray:
     """Return the codes of so many values, int32, from all of their words."""
     codes = noise.codes(*(stream_words(key, s, (0, 0), count, 32) for s in (UPPER_HALF_STREAM, LOWER_HALF_STREAM)))
 
-    def complete(state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def complete(state: tuple[Array, RealArray]) -> tuple[Array, RealArray]:
         return state[0] & False, noise.complete(state[1], stream_words(key, NOISE_STREAM, (0, 0), count, 64, 1))
 
     # A loop of at most one turn: under vmap, lax.cond would compute both branches.
     return jax.lax.while_loop(lambda state: state[0], complete, (noise.are_incomplete(codes).any(), codes))[1]
 
 
-def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Array:
+def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> RealArray:
     """Return the codes of so many values, int32, with lower halves for rows that have an open one alone."""
     rows = -(-count // _ROW)
     if count <= _MAX_WHOLLY_DRAWN:
@@ -93,7 +91,7 @@ def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> Array:
     return jax.lax.fori_loop(0, turns, complete, codes.reshape(rows, _ROW)).reshape(-1)[:count]
 
 
-def _codes_of_rows(noise: HalvedNoise, key: Array, numbers: Array, upper: Array | None = None) -> Any:
+def _codes_of_rows(noise: HalvedNoise, key: Array, numbers: Array, upper: Array | None = None) -> RealArray:
     """Return the codes of whole rows with these numbers, int32, from all of their words."""
     count = len(numbers) * _ROW
     streams = [(LOWER_HALF_STREAM, 16, 0), (NOISE_STREAM, 8, 1), (UPPER_HALF_STREAM, 16, 0)]

@@ -58,7 +58,7 @@ def perturb(
     ledger: Chargeable | None = None,
     rows: str | None = None,
     label: str = "",
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[object] | None = None,
 ) -> Container:
     """Perturb every value of ``x`` with noise of its own, and return the reports.
 
@@ -238,7 +238,7 @@ def _perturb_column(
     clip: bool,
     progress: bool | None,
     start: int,
-    devices: Sequence[Any] | None,
+    devices: Sequence[object] | None,
 ) -> np.ndarray:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
@@ -303,7 +303,7 @@ class _Settings(NamedTuple):
     secret: Any  # the 32 bytes of a release's key, or the typed key of a simulation
     clip: bool
     first: int  # the index of the first value in the whole release
-    devices: Sequence[Any] | None
+    devices: Sequence[object] | None
     advance: Advance  # is called with the number of values of each completed piece
 
 
@@ -342,7 +342,7 @@ def _(sampler: ExactMultivariate, x: np.ndarray, settings: _Settings) -> np.ndar
     mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
     check_dimensions(mechanism.dimensions, x.shape)
     rows, start = np.asarray(x).reshape(-1, d), first // d
-    bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
+    bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.array(-1.0), np.array(1.0), clip=True)
     middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
     half_width = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
     engine = exact_engine(sampler.coordinate, secret, devices)

@@ -47,7 +47,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,9 @@ class PrivateAggregateState(NamedTuple):
     micro_step: Array  #: the number of micro-batches since the last release
     sums: PyTree  #: the sums of these, integers in units; empty without micro-batches
     inner: optax.OptState  #: the state of the optimiser that takes the releases
-    noise: Any = ()  #: with a strategy, the noise of the last releases in units, latest first; as secret as the data
+    noise: tuple[
+        PyTree, ...
+    ] = ()  #: with a strategy, the noise of the last releases in units, latest first; as secret as the data
 
 
 def private_aggregate(

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from dpkernels.random.chacha import varying_like
 from dpkernels.release.traced import device_axes, varying_axes
 from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import PrivateNoise
+
+T = TypeVar("T")
 
 # The factor by which norms stay below the sensitivity, for rounding errors.
 _NORM_MARGIN = 1 - 2.0**-20
@@ -131,7 +133,7 @@ def _check_rows_differ(leaves: list[Array]) -> None:
             )
 
 
-def explicitly_sharded(function: Callable[..., Any], leaves: list[Array], first: int = 0) -> Callable[..., Any]:
+def explicitly_sharded(function: Callable[..., T], leaves: list[Array], first: int = 0) -> Callable[..., T]:
     """Return the function for leaves on a mesh with explicit axes; its results have the leaves' axes from the first on.
 
     Inside, XLA chooses how arrays are sharded, as on a mesh without explicit axes.

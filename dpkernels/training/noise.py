@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 from scipy.special import ndtr
 
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import float_at_least
-from dpkernels.exact.noise.certificate import VectorClaim, certify_vector, gaussian_distance
+from dpkernels.exact.noise.certificate import VectorClaim, VectorNoiseCertificate, certify_vector, gaussian_distance
 from dpkernels.exact.noise.construction import fine_gaussian_table
 from dpkernels.exact.noise.sampler import ExactNoise
 
@@ -35,7 +34,8 @@ class PrivateNoise:
     noise_multiplier: float  #: the standard deviation over the sensitivity, both in units
     dimensions: int  #: d, the number of parameters
     sensitivity: float  #: K, in units
-    certificate: Any = field(compare=False, repr=False)  #: of the table, for vectors of integers at most K apart
+    #: of the table, for vectors of integers at most K apart
+    certificate: VectorNoiseCertificate = field(compare=False, repr=False)
 
     @classmethod
     def certified(cls, l2_norm_clip: float, noise_multiplier: float, dimensions: int) -> PrivateNoise:
@@ -72,7 +72,7 @@ class PrivateNoise:
         multiplier. The certificate's delta is that of Gaussian noise plus (1 + e^eps) times this distance.
         """
         claim, table = self.certificate.claim, self.certificate.table
-        return float_at_least(claim.dimensions * gaussian_distance(table, Fraction(claim.sigma)))
+        return float_at_least(claim.dimensions * gaussian_distance(table, Fraction(claim.sigma or 0)))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:

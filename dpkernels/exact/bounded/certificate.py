@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import real
+from dpkernels.bounded_json import JsonObject, real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import (
     COVERS,
@@ -67,6 +67,15 @@ class BoundedTable(abc.ABC):
     @abc.abstractmethod
     def extremes(self, row_distance: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the largest and smallest weight of every code in every run of rows at most ``row_distance`` apart."""
+
+    @abc.abstractmethod
+    def to_dict(self) -> Mapping[str, object]:
+        """Return the table's JSON payload."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_dict(cls, payload: JsonObject) -> Self:
+        """Return the table in a payload, after a check of types and sizes only."""
 
     @property
     def decisive_rows(self) -> Iterable[int]:
@@ -161,11 +170,11 @@ class BoundedCertificate(Certificate):
     sensitivity: float | None  # The largest distance of neighbouring inputs, or None if any two inputs are neighbours.
     cells: int  # The largest distance, in rows, to which one random word rounds neighbours.
     ratio: Fraction  # The largest of any report's probability between two neighbouring inputs.
-    table: Any  # The integers, for independent verification.
+    table: BoundedTable  # The integers, for independent verification.
 
     components: ClassVar[Mapping[str, str]] = {"table": "table"}
     is_unbiased: ClassVar[bool] = True
-    table_type: ClassVar[type[Any]]
+    table_type: ClassVar[type[BoundedTable]]
 
     facts: ClassVar[tuple[str, ...]] = (
         *("epsilon", "table.total", "table.codes", "table.rows", "realised_epsilon", "ratio", "lowest", "highest"),
@@ -187,7 +196,7 @@ class BoundedCertificate(Certificate):
         return cls(float(epsilon), None if sensitivity is None else float(sensitivity), row_distance, ratio, table)
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> Self:
+    def certified(cls, payload: JsonObject) -> Self:
         (table,) = cls.components
         sensitivity = payload.get("sensitivity")
         distance = None if sensitivity is None else real("sensitivity", sensitivity)

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import integer, real
+from dpkernels.bounded_json import JsonObject, integer, real
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.alias import AliasColumns, alias_columns, alias_kernel, take
 from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
@@ -136,7 +136,7 @@ class RowTable(BoundedTable):
         return {"weights": self.weights.tolist(), "places": list(self.places), "bits": self.bits, **ends}
 
     @classmethod
-    def from_dict(cls, payload: Mapping[str, object]) -> RowTable:
+    def from_dict(cls, payload: JsonObject) -> RowTable:
         """Return the table in a payload, after a check of types and sizes only."""
         rows, places = payload["weights"], integers("places", payload["places"], MAX_WEIGHTS)
         if type(rows) is not list or not 0 < len(rows) <= _MAX_ROWS or len(rows) * len(places) > MAX_WEIGHTS:
@@ -153,6 +153,7 @@ class RowCertificate(BoundedCertificate, kind="rows"):
     facts = (*BoundedCertificate.facts, "sensitivity", "cells")
     components: ClassVar[Mapping[str, str]] = {"row_table": "table"}
 
+    table: RowTable
     table_type = RowTable
 
 

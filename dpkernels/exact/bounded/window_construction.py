@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -62,10 +61,10 @@ def windowed_table(
     With ``codes``, any deviation is accepted, of a table with at most this many codes and the total 2^bits. A
     CertificateError says that the mechanism's height is not private at its epsilon, or that no table is near enough.
     """
-    interval = {"lower": float(mechanism.lower), "upper": float(mechanism.upper)}
+    lower, upper = float(mechanism.lower), float(mechanism.upper)
     mechanism = mechanism.on_unit()  # So that the weights do not depend on the interval.
     relative, best_deviation = _permitted_height(mechanism), math.inf
-    best: Any = None
+    best: WindowTable | None = None
     is_flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
     order = _ORDER if codes is None else ((True, bits or 32, codes), (False, bits or 32, codes))
     for divides, table_bits, limit in order:
@@ -79,18 +78,18 @@ def windowed_table(
             if half_width is not None:
                 deviation = max(deviation, abs(len(table.window) / table.shifts / 2 / half_width - 1))
             if deviation < best_deviation:
-                best, best_deviation = table, deviation
-            if not divides and best_deviation <= _ACCEPTED_DEVIATION:
-                return replace(best, **interval)
-        if best_deviation <= _ACCEPTED_DEVIATION:
-            return replace(best, **interval)
+                best, best_deviation = replace(table, lower=lower, upper=upper), deviation
+            if best is not None and not divides and best_deviation <= _ACCEPTED_DEVIATION:
+                return best
+        if best is not None and best_deviation <= _ACCEPTED_DEVIATION:
+            return best
     if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
         raise CertificateError(
             f"lattice: no table of at most {_MAX_CODES} codes and at least {_MIN_ROWS} rows has the variance of a "
             f"window of width {shortest(mechanism.width)} at epsilon {shortest(mechanism.epsilon)} to within "
             f"{PROMISED_DEVIATION}"
         )
-    return replace(best, **interval)
+    return best
 
 
 def square_wave_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:

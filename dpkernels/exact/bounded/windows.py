@@ -23,7 +23,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import integer, real
+from dpkernels.bounded_json import JsonObject, integer, real
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.alias import alias_columns, alias_kernel, stacked_alias_kernel
 from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
@@ -176,7 +176,7 @@ class WindowTable(BoundedTable):
         return {"base": _runs(self.base), "window": _runs(self.window), "bits": self.bits, **ends}
 
     @classmethod
-    def from_dict(cls, payload: Mapping[str, object]) -> WindowTable:
+    def from_dict(cls, payload: JsonObject) -> WindowTable:
         """Return the table in a payload, after a check of types and sizes only."""
         base, window = (_from_runs(name, payload[name]) for name in ("base", "window"))
         lower, upper = (real(name, payload[name]) for name in ("lower", "upper"))
@@ -212,6 +212,7 @@ def _from_runs(name: str, runs: object) -> np.ndarray:
 class _OfWindow(BoundedCertificate):
     """The part of the certificates of window tables that serves the entries of a batch."""
 
+    table: WindowTable
     table_type = WindowTable
 
     @proven("window_tables#proof-for-the-entries-of-a-batch")

@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import integer, real
+from dpkernels.bounded_json import JsonObject, integer, real
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import (
     LIMITS,
@@ -161,7 +161,7 @@ class SetCertificate(CategoryCertificate, kind="set of categories"):
         return cls(epsilon, d, T, bits, k)
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> Self:
+    def certified(cls, payload: JsonObject) -> Self:
         names = ("categories", "threshold", "bits", "size")
         return cls(real("epsilon", payload["epsilon"]), *(integer(name, payload[name]) for name in names))
 
@@ -206,7 +206,7 @@ class BlockCertificate(CategoryCertificate, kind="block of categories"):
         return cls(epsilon, mechanism.categories, T, bits, mechanism.blocks)
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> Self:
+    def certified(cls, payload: JsonObject) -> Self:
         names = ("categories", "threshold", "bits", "blocks")
         return cls(real("epsilon", payload["epsilon"]), *(integer(name, payload[name]) for name in names))
 

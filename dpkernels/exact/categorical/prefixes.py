@@ -7,18 +7,17 @@ levels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dpkernels.bounded_json import real
+from dpkernels.bounded_json import JsonObject, real
 from dpkernels.decimals import shortest
 from dpkernels.exact import arithmetic
 from dpkernels.exact.categorical.certificate import BlockCertificate
 from dpkernels.exact.categorical.sampler import BlockSampler, CategorySampler, stream_words
-from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError
+from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, Component
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
 
@@ -58,12 +57,12 @@ class PrefixCertificate(Certificate, kind="prefixes"):
         return cls(float(plan.epsilon), tuple(map(BlockCertificate.of, plan.levels)))
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> Self:
+    def certified(cls, payload: JsonObject) -> Self:
         names = [name for name in (f"level_{number}" for number in range(_MAX_LEVELS)) if name in payload]
         levels: tuple[Any, ...] = tuple(Certificate.from_dict(payload[name]) for name in names)
         return cls(real("epsilon", payload["epsilon"]), levels)
 
-    def _components(self) -> dict[str, Any]:
+    def _components(self) -> dict[str, Component]:
         return {f"level_{number}": level for number, level in enumerate(self.levels)}
 
     @property

@@ -20,12 +20,12 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import real
+from dpkernels.bounded_json import JsonObject, real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import (
@@ -170,7 +170,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         )
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> NoiseCertificate:
+    def certified(cls, payload: JsonObject) -> NoiseCertificate:
         claims = (real(name, payload[name]) for name in ("sensitivity", "epsilon", "delta"))
         is_mixed = isinstance(payload["shift"], str)
         return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims, is_mixed=is_mixed)
@@ -278,7 +278,7 @@ class VectorClaim:
             checks.within("lattice", self.lattice, 0.0, self.sensitivity)
 
     @classmethod
-    def from_dict(cls, payload: Mapping[str, Any]) -> VectorClaim:
+    def from_dict(cls, payload: JsonObject) -> VectorClaim:
         claim = {field.name: payload[field.name] for field in fields(cls)}
         for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
             if claim[name] is not None:
@@ -325,7 +325,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
         )
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> VectorNoiseCertificate:
+    def certified(cls, payload: JsonObject) -> VectorNoiseCertificate:
         return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
 
     def lines(self) -> list[tuple[str, str]]:

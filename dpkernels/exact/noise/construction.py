@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
@@ -116,13 +116,14 @@ def noise_table(
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
         return _table(weights / weights.sum(), -noise.reach, bits, *lattice_grid(noise.step, sensitivity))
     noise, D = in_units(noise, float(sensitivity))
-    low, high = _ends(noise, D, bits)
+    density = _distribution(noise)
+    low, high = _ends(density, D, bits)
     parts_log2 = min(FINEST, _parts_log2(codes, D, high - low))
     if high - low > _MAX_CODES * D:
         parts_log2 = -min(WIDEST, math.ceil(math.log2((high - low) / D / _MAX_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
     resolution = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
-    return density_table(noise, D, resolution, *lattice, bits, stretch)
+    return density_table(density, D, resolution, *lattice, bits, stretch)
 
 
 @proven("endless_noise#proof")
@@ -133,9 +134,10 @@ def endless_table(
     if isinstance(noise, Lattice):
         return tailed_table(noise, 1, *lattice_grid(noise.step, sensitivity), bits, stretch)
     noise, D = in_units(noise, float(sensitivity))
-    low, high = _ends(noise, D, bits)
+    density = _distribution(noise)
+    low, high = _ends(density, D, bits)
     parts_log2 = min(FINEST, _parts_log2(codes, D, high - low))
-    reach = 2 * float(cast(Distribution, noise).isf(np.float64(_TAIL_MASS)))
+    reach = 2 * float(density.isf(np.float64(_TAIL_MASS)))
     if reach > _MAX_CODES * D:
         parts_log2 = -min(WIDEST, math.ceil(math.log2(reach / D / _MAX_CODES)))
     lattice = grid(sensitivity, Fraction(2) ** parts_log2)
@@ -230,13 +232,20 @@ def in_units(noise: Noise, sensitivity: float) -> tuple[Noise, float]:
     return noise, sensitivity
 
 
+def _distribution(noise: Noise) -> Distribution:
+    """Return the noise, which must have a density."""
+    if not isinstance(noise, Distribution):
+        raise TypeError(f"noise: {type(noise).__name__} has no table")
+    return noise
+
+
 def _parts_log2(codes: int, sensitivity: float, width: float) -> int:
     """Return log2 of the largest power of two of cells per sensitivity that keeps within the number of codes."""
     return max(0, math.floor(math.log2(codes * sensitivity / width)))
 
 
 def density_table(
-    noise: Noise,
+    noise: Distribution,
     sensitivity: float,
     resolution: float,
     grid_log2: int,
@@ -265,22 +274,20 @@ def density_table(
     return _table(np.concatenate([left_masses[:0:-1], right_masses]), first, bits, grid_log2, points_per_bin)
 
 
-def _quantiles(noise: Any, bits: int) -> tuple[float, float]:
+def _quantiles(noise: Distribution, bits: int) -> tuple[float, float]:
     """Return the points beyond which less than a code's unit of mass is left on either side."""
     tail = np.float64(2.0 ** -(bits + 1))
     return float(noise.icdf(tail)), float(noise.isf(tail))
 
 
-def _ends(noise: Noise, sensitivity: float, bits: int = BITS) -> tuple[float, float]:
+def _ends(noise: Distribution, sensitivity: float, bits: int = BITS) -> tuple[float, float]:
     """Return the ends of the support, or points D beyond those where the remaining mass is below a code's unit."""
-    if not isinstance(noise, Distribution):
-        raise TypeError(f"noise: {type(noise).__name__} has no table")
     (low, high), (first, last) = (float(end) for end in noise.support), _quantiles(noise, bits)
     # A code without a partner D further out would count in delta; this way only codes of one unit have none.
     return max(low, first - sensitivity), min(high, last + sensitivity)
 
 
-def _masses(noise: Any, edges: np.ndarray, bin_width: float, power: float = 1.0) -> np.ndarray:
+def _masses(noise: Distribution, edges: np.ndarray, bin_width: float, power: float = 1.0) -> np.ndarray:
     """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
 
     With a power they are integrals of the density to this power.
@@ -356,11 +363,12 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
                 )
             build = noise_table if delta else endless_table
             return certify_vector(build(noise, Fraction(sensitivity), stretch=stretch), _claim(vector, 1.0))
-        grid_log2, points_per_bin, resolution = _finest(noise, vector, sensitivity)
+        density = _distribution(noise)
+        grid_log2, points_per_bin, resolution = _finest(density, vector, sensitivity)
         if not delta:
             table = tailed_table(noise, 1, grid_log2, points_per_bin, BITS, stretch, sensitivity / float(resolution))
             return certify_vector(table, _claim(vector, 1.0))
-        table = density_table(noise, sensitivity, float(resolution), grid_log2, points_per_bin, stretch=stretch)
+        table = density_table(density, sensitivity, float(resolution), grid_log2, points_per_bin, stretch=stretch)
         return certify_vector(table, _claim(vector, float(resolution) / sensitivity * (1 + stretch)))
 
     return narrowest([certified], STRETCHES if delta else PURE_STRETCHES)
@@ -375,7 +383,7 @@ def _claim(vector: AdditiveVector, cells_per_unit: float) -> VectorClaim:
     return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, in_cells)
 
 
-def _finest(noise: Noise, vector: AdditiveVector, sensitivity: float) -> tuple[int, int, Fraction]:
+def _finest(noise: Distribution, vector: AdditiveVector, sensitivity: float) -> tuple[int, int, Fraction]:
     """Return (grid_log2, M, cells between neighbours) of the coarsest table that adds little to the sensitivity."""
     claim, (low, high) = _claim(vector, 1.0), _ends(noise, sensitivity)
     for codes in _VECTOR_SIZES:

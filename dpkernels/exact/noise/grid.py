@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def positions(x: RealArray, rounding: RealArray, grid: NoiseGrid) -> RealArray:
     return (shifted // unsigned).astype(np.int64) - offset
 
 
-def _uniform(rounding: RealArray, M: Any) -> RealArray:
+def _uniform(rounding: RealArray, M: RealArray | np.uint64) -> RealArray:
     """Return r = floor(word M / 2^32), which is below M."""
     return rounding.astype(np.uint64) * M >> np.uint64(32)
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from dpkernels.bounded_json import integer
+from dpkernels.bounded_json import JsonObject, integer
 from dpkernels.exact import arithmetic
 from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, check_totals, frozen_weights, integers, moments
@@ -74,7 +73,7 @@ class Remainder:
         return {"rest": self.rest, "weights": self.weights.tolist(), "first": self.first}
 
     @classmethod
-    def from_dict(cls, payload: Any, bits: int) -> Remainder:
+    def from_dict(cls, payload: JsonObject, bits: int) -> Remainder:
         """Return the remainder in a payload, after a check of types and sizes only."""
         weights = frozen_weights(integers("remainder", payload["weights"], MAX_WEIGHTS))
         return cls(integer("rest", payload["rest"]), weights, integer("first", payload["first"]), bits)

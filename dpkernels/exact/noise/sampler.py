@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from dpkernels.exact.sampler import (
     indices_within,
 )
 from dpkernels.jax_on_use import jax, jnp
-from dpkernels.numerics import RealArray, namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree
 
@@ -80,6 +79,10 @@ class ExactNoise(ExactSampler):
     def least_safe_radius(self, claims: Mapping[str, np.ndarray]) -> float:
         return 2.0 ** (int(self.entry_parameters(claims).grid_log2.min()) - 1)
 
+    @property
+    def stack_key(self) -> tuple[object, ...]:
+        return type(self), self.words
+
     @classmethod
     def stacked(cls, samplers: Sequence[ExactNoise]) -> StackedSampler:
         """Return the sampler of several tables; an entry's parameters are its grid, and its table's columns."""
@@ -118,7 +121,7 @@ class ExactNoise(ExactSampler):
         incomplete = noise < noise.dtype.type(ranges[0].stop) if is_smallest else self._has_no_code(self.kernel(noise))
         state = incomplete.any(), self.reports(x, *words)
 
-        def complete(state: tuple[Any, RealArray]) -> tuple[Any, RealArray]:
+        def complete(state: tuple[RealArray, RealArray]) -> tuple[RealArray, RealArray]:
             # Turn 0 draws the noise words again, so that they need not be kept for this.
             return state[0] & False, self.complete(x, noise_words(jnp.uint32(0)), rounding, noise_words, self.grid)
 
@@ -150,10 +153,7 @@ class ExactNoise(ExactSampler):
         if tail is None:
             raise ValueError("table: has no tail")
 
-        def is_pending(state: tuple[Any, Any, Any]) -> RealArray:
-            return state[2].any()
-
-        def turn(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        def turn(state: tuple[Real, RealArray, RealArray]) -> tuple[Real, RealArray, RealArray]:
             number, distance, pending = state
             t = kernel(noise_words(number))
             distance = xp.minimum(distance + xp.where(pending, t, np.int32(0)), MAX_TAIL_CODE)
@@ -161,9 +161,9 @@ class ExactNoise(ExactSampler):
 
         start = in_tail.astype(np.int64) * (self.table.last + 1)
         if xp is not np:
-            return jax.lax.while_loop(is_pending, turn, (jnp.uint32(2), start, in_tail))[1]
-        state = 2, start, in_tail
-        while is_pending(state):
+            return jax.lax.while_loop(lambda state: state[2].any(), turn, (jnp.uint32(2), start, in_tail))[1]
+        state: tuple[Real, RealArray, RealArray] = (2, start, in_tail)
+        while state[2].any():
             state = turn(state)
         return state[1]
 

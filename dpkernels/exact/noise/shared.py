@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.bounded_json import real
+from dpkernels.bounded_json import JsonObject, real
 from dpkernels.decimals import float_at_least, shortest
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
@@ -80,7 +80,7 @@ class SharedNoiseCertificate(AdditiveCertificate, kind="shared noise"):
         )
 
     @classmethod
-    def certified(cls, payload: Mapping[str, object]) -> SharedNoiseCertificate:
+    def certified(cls, payload: JsonObject) -> SharedNoiseCertificate:
         return certify_shared(NoiseTable.from_dict(payload["noise"]), real("rate", payload["rate"]))
 
     def lines(self) -> list[tuple[str, str]]:

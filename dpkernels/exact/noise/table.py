@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from dpkernels.bounded_json import integer
+from dpkernels.bounded_json import JsonObject, integer
 from dpkernels.exact import arithmetic
 from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import (
@@ -169,7 +168,7 @@ class NoiseTable:
         return {"weights": weights, "first": self.first, "bits": self.bits, **grid, **tail, **remainder}
 
     @classmethod
-    def from_dict(cls, payload: Any) -> NoiseTable:
+    def from_dict(cls, payload: JsonObject) -> NoiseTable:
         """Return the table in a payload, after a check of types and sizes only."""
         first, bits, grid_log2, points_per_bin = (
             integer(name, payload[name]) for name in ("first", "bits", "grain", "grains")

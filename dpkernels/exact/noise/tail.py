@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from dpkernels.bounded_json import integer
+from dpkernels.bounded_json import JsonObject, integer
 from dpkernels.exact import arithmetic
 from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, frozen_weights, integers, moments
@@ -75,7 +74,7 @@ class Tail:
         return {"rest": self.rest, "block": self.block.tolist()}
 
     @classmethod
-    def from_dict(cls, payload: Any, bits: int) -> Tail:
+    def from_dict(cls, payload: JsonObject, bits: int) -> Tail:
         """Return the tail in a payload, after a check of types and sizes only."""
         block = frozen_weights(integers("block", payload["block"], MAX_WEIGHTS))
         return cls(integer("rest", payload["rest"]), block, bits)

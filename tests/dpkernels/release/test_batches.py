@@ -528,5 +528,5 @@ def test_a_batch_release_is_an_engine_of_any_part():
     sampler = dpk.exact_sampler(batch)
     assert isinstance(sampler.certificate, BatchCertificate)
     engine = BatchRelease(sampler, bytes(range(3, 35)))
-    assert engine._entries(4, 2) == slice(4, 6)
-    assert engine._entries(4, 5).tolist() == [4, 5, 0, 1, 2]
+    assert batch_engine._entries(engine.sampler.size, 4, 2) == slice(4, 6)
+    assert batch_engine._entries(engine.sampler.size, 4, 5).tolist() == [4, 5, 0, 1, 2]
