@@ -88,8 +88,8 @@ class Batchable:
         def chosen(leaf: Real, axes: int) -> Real:
             if np.ndim(leaf) == axes:
                 return leaf
-            own = np.shape(leaf)[np.ndim(leaf) - axes :]
-            return _frozen("", float_if_scalar(namespace(leaf).broadcast_to(leaf, shape + own)[index]))
+            leaf_shape = np.shape(leaf)[np.ndim(leaf) - axes :]
+            return _frozen("", float_if_scalar(namespace(leaf).broadcast_to(leaf, shape + leaf_shape)[index]))
 
         return map_leaves(chosen, self)
 
@@ -98,20 +98,18 @@ class Batchable:
             return True
         if type(other) is not type(self):
             return NotImplemented
-        kind: object = type(self)
-        if (compared := _compared(kind)) is None:
+        if (compared := _compared(type(self))) is None:
             return True
-        own, others = compared(self), compared(other)
+        values, other_values = compared(self), compared(other)
         if self.leaf_axes or self.batch_shape or other.batch_shape:
-            return all(map(_are_equal, own, others))
-        return own == others
+            return all(map(_are_equal, values, other_values))
+        return values == other_values
 
     def __hash__(self) -> int:
         try:
             return self.__dict__["_hash"]
         except KeyError:
-            kind: Any = type(self)
-            compared = _compared(kind)
+            compared = _compared(type(self))
             values = map(_hashable, compared(self)) if compared else ()
             value = hash((type(self).__qualname__, *values))
             object.__setattr__(self, "_hash", value)
@@ -133,9 +131,9 @@ class Batchable:
 
 
 @cache
-def _compared(cls: Any) -> Callable[[Batchable], tuple[object, ...]] | None:
+def _compared(cls: type[Batchable]) -> Callable[[Batchable], tuple[object, ...]] | None:
     """Return the function from an object to the values by which it is compared; None if there are none."""
-    names = [field.name for field in dataclasses.fields(cls) if field.compare]
+    names = [field.name for field in dataclasses.fields(cls) if field.compare]  # type: ignore[arg-type]
     if len(names) > 1:
         return attrgetter(*names)
     return (lambda item: (getattr(item, names[0]),)) if names else None
@@ -172,15 +170,15 @@ def flat_leaves(batch: B) -> B:
     shape, size = batch.batch_shape, batch.batch_size
 
     def flat(leaf: Real, axes: int) -> RealArray:
-        xp, own = namespace(leaf), np.shape(leaf)[np.ndim(leaf) - axes :]
-        return xp.broadcast_to(xp.asarray(leaf), shape + own).reshape(size, *own)
+        xp, leaf_shape = namespace(leaf), np.shape(leaf)[np.ndim(leaf) - axes :]
+        return xp.broadcast_to(xp.asarray(leaf), shape + leaf_shape).reshape(size, *leaf_shape)
 
     return map_leaves(flat, batch)
 
 
 def distinct_entries(batch: Batchable) -> tuple[np.ndarray, np.ndarray]:
     """Return the flat index of the first entry of every kind, and the kind of every entry."""
-    kinds = np.zeros(batch.batch_size, np.int64)
+    groups = np.zeros(batch.batch_size, np.int64)
     for leaf, axes in leaves(flat_leaves(batch)):
         column: np.ndarray = np.asarray(leaf, np.float64)
         if axes:
@@ -188,13 +186,13 @@ def distinct_entries(batch: Batchable) -> tuple[np.ndarray, np.ndarray]:
         if len(column) and (column == column[0]).all():
             continue
         values, inverse = np.unique(column, return_inverse=True)
-        kinds = np.unique(kinds * len(values) + inverse.ravel(), return_inverse=True)[1].ravel()
-    _, firsts = np.unique(kinds, return_index=True)
+        groups = np.unique(groups * len(values) + inverse.ravel(), return_inverse=True)[1].ravel()
+    _, firsts = np.unique(groups, return_index=True)
     # In the order of first appearance.
     order = np.argsort(firsts)
     ranks = np.empty_like(order)
     ranks[order] = np.arange(len(order))
-    return firsts[order], ranks[kinds]
+    return firsts[order], ranks[groups]
 
 
 def evaluate_entries(function: Callable[..., float], batch: Batchable, *values: Real) -> np.ndarray:
@@ -203,13 +201,13 @@ def evaluate_entries(function: Callable[..., float], batch: Batchable, *values: 
     Values broadcast with the batch shape, to the shape of the result.
     """
     shape = np.broadcast_shapes(batch.batch_shape, *map(np.shape, values))
-    firsts, kinds = distinct_entries(batch)
-    columns = [np.broadcast_to(kinds.reshape(batch.batch_shape), shape).ravel()]
+    firsts, groups = distinct_entries(batch)
+    columns = [np.broadcast_to(groups.reshape(batch.batch_shape), shape).ravel()]
     columns += [np.broadcast_to(np.asarray(value, np.float64), shape).ravel() for value in values]
     rows, inverse = np.unique(np.stack(columns, -1), axis=0, return_inverse=True)
     flat = flat_leaves(batch)
-    entries = {kind: flat[int(firsts[kind])] for kind in np.unique(kinds).tolist()}
-    results = np.array([function(entries[int(kind)], *others) for kind, *others in rows.tolist()])
+    entries = {group: flat[int(firsts[group])] for group in np.unique(groups).tolist()}
+    results = np.array([function(entries[int(group)], *arguments) for group, *arguments in rows.tolist()])
     return results[inverse.ravel()].reshape(shape)
 
 
@@ -223,21 +221,23 @@ def each_entry(method: Method) -> Method:
     def evaluated(self: Batchable, *values: Real) -> PyTree:
         if not (shape := self.batch_shape):
             return method(self, *values)
-        is_array = [np.ndim(value) > 0 for value in values]
-        full = np.broadcast_shapes(shape, *(np.shape(value) for value in values))
-        outer = full[: len(full) - len(shape)]
+        are_arrays = [np.ndim(value) > 0 for value in values]
+        full_shape = np.broadcast_shapes(shape, *(np.shape(value) for value in values))
+        outer_shape = full_shape[: len(full_shape) - len(shape)]
         batch, size = flat_leaves(self), self.batch_size
         xp = namespace(*values, *tree_leaves(self))
         arguments: list[Any] = [
-            xp.broadcast_to(value, full).reshape(*outer, size) if flag else value
-            for value, flag in zip(values, is_array, strict=True)
+            xp.broadcast_to(value, full_shape).reshape(*outer_shape, size) if is_array else value
+            for value, is_array in zip(values, are_arrays, strict=True)
         ]
         if xp is jnp:
-            places = [-1 if flag else None for flag in is_array]
-            results = jax.vmap(method, in_axes=(0, *places), out_axes=-1)(batch, *arguments)
+            axes = [-1 if is_array else None for is_array in are_arrays]
+            results = jax.vmap(method, in_axes=(0, *axes), out_axes=-1)(batch, *arguments)
         else:
             rows = [
-                method(batch[i], *(a[..., i] if flag else a for a, flag in zip(arguments, is_array, strict=True)))
+                method(
+                    batch[i], *(a[..., i] if is_array else a for a, is_array in zip(arguments, are_arrays, strict=True))
+                )
                 for i in range(size)
             ]
             results = jax.tree.map(lambda *entries: np.stack(np.broadcast_arrays(*entries), -1), *rows)
@@ -307,8 +307,8 @@ def _broadcast(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     try:
         return np.broadcast_shapes(*shapes.values())
     except ValueError:
-        some = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
-        raise ValueError(f"parameters: have shapes {some}, which do not broadcast to one batch") from None
+        described = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
+        raise ValueError(f"parameters: have shapes {described}, which do not broadcast to one batch") from None
 
 
 def _after_freezing(check: Callable[[B], None]) -> Callable[[B], None]:
@@ -335,24 +335,23 @@ def _frozen(name: str, value: object) -> Any:
     if isinstance(value, list):
         checks.no_list(name, value)
     if isinstance(value, tuple):
-        return tuple(_frozen(name, each) for each in value)
+        return tuple(_frozen(name, item) for item in value)
     if isinstance(value, Batchable):
         freeze(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iuf":
         return value
     if not value.ndim:
         return value[()]
-    memory: Any = value.base
-    if value.dtype == np.float64 and isinstance(memory, bytes):
+    if value.dtype == np.float64 and isinstance(value.base, bytes):
         return value
     return np.ndarray(value.shape, np.float64, np.asarray(value, np.float64).tobytes())
 
 
-def _are_equal(value: Any, other: Any) -> bool:
+def _are_equal(value: object, other: object) -> bool:
     if isinstance(value, tuple) and isinstance(other, tuple):
         return len(value) == len(other) and all(map(_are_equal, value, other))
-    if np.ndim(value) if _is_number(value) else False:
-        return _is_number(other) and np.shape(value) == np.shape(other) and bool((value == other).all())
+    if _has_axes(value):
+        return _has_axes(other) and np.shape(value) == np.shape(other) and bool(np.all(value == other))
     return value is other or (not _has_axes(other) and bool(value == other))
 
 

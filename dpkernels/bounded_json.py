@@ -43,12 +43,14 @@ def parse_json(text: str) -> Any:
         return real("JSON", float(text))
 
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=number, parse_constant=number)
+        return json.loads(
+            text, object_pairs_hook=_unique_keys, parse_int=_integer, parse_float=number, parse_constant=number
+        )
     except RecursionError as error:
         raise ValueError("JSON: lists and objects are nested too deeply") from error
 
 
-def _once(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     unique = dict(pairs)
     if len(unique) < len(pairs):
         raise ValueError("JSON: an object has the same key twice")

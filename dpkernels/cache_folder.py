@@ -16,7 +16,7 @@ from platformdirs import user_cache_path
 
 # Programs that compile in less time are not kept: reading them takes about as long.
 _MIN_SECONDS = "0.1"
-_OWN = ("-cache", "-atime")  # how JAX names what it keeps
+_JAX_ENDINGS = ("-cache", "-atime")  # how JAX names what it keeps
 # The size of cached programs, in bytes, above which the least recently used ones are removed until half is left. JAX's
 # own limit fails on a folder that was filled without it.
 _MAX_BYTES = 1 << 28
@@ -37,10 +37,10 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
     A compiled program is executed as it is read, so a user who can write to the folder can execute code. Therefore the
     folder must belong to this user, and no other user may enter it.
     """
-    place = folder()
-    if place is None or "JAX_COMPILATION_CACHE_DIR" in environment or "JAX_ENABLE_COMPILATION_CACHE" in environment:
+    cache = folder()
+    if cache is None or "JAX_COMPILATION_CACHE_DIR" in environment or "JAX_ENABLE_COMPILATION_CACHE" in environment:
         return
-    programs = place / "programs"
+    programs = cache / "programs"
     if _is_ours_alone(programs):
         trim(programs, _MAX_BYTES)
         environment["JAX_COMPILATION_CACHE_DIR"] = str(programs)
@@ -53,8 +53,10 @@ def trim(programs: Path, limit: int) -> None:
     Only files with JAX's names are removed. JAX compiles one again that another process misses.
     """
     with suppress(OSError), os.scandir(programs) as entries:
-        programs_ = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
-        files = [(entry, entry.stat(follow_symlinks=False)) for entry in programs_]
+        cached = [
+            entry for entry in entries if entry.name.endswith(_JAX_ENDINGS) and entry.is_file(follow_symlinks=False)
+        ]
+        files = [(entry, entry.stat(follow_symlinks=False)) for entry in cached]
         size = sum(status.st_size for _, status in files)
         if size <= limit:
             return
@@ -67,17 +69,17 @@ def trim(programs: Path, limit: int) -> None:
             size -= status.st_size
 
 
-def _is_ours_alone(place: Path) -> bool:
+def _is_ours_alone(path: Path) -> bool:
     """Return whether the folder, made if necessary, belongs to this user alone and cannot be replaced by another user.
 
     A user who can write to a parent folder can rename the folder, except in folders like /tmp, where only owners can.
     """
-    if not hasattr(os, "getuid") or not place.is_absolute():  # On Windows, file modes carry no information.
+    if not hasattr(os, "getuid") or not path.is_absolute():  # On Windows, file modes carry no information.
         return False
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.mkdir(mode=0o700, exist_ok=True)
-        status, above = place.lstat(), [parent.lstat() for parent in place.parents]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        status, parent_statuses = path.lstat(), [parent.lstat() for parent in path.parents]
     except OSError:
         return False
     user = os.getuid()
@@ -86,5 +88,5 @@ def _is_ours_alone(place: Path) -> bool:
         stat.S_ISDIR(parent.st_mode)  # no link
         and parent.st_uid in (0, user)
         and (not parent.st_mode & 0o022 or bool(parent.st_mode & stat.S_ISVTX))
-        for parent in above
+        for parent in parent_statuses
     )

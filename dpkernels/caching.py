@@ -27,8 +27,8 @@ T = TypeVar("T")
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[T]):
     value: T
-    used: int  # When it was last used, by a counter, and when it was measured: it may have grown in between.
-    measured: int = -1
+    last_use: int  # When it was last used, by a counter, and when it was measured: it may have grown in between.
+    last_measured: int = -1
     size: int = 0
 
 
@@ -51,11 +51,11 @@ class BoundedCache(Generic[*Arguments, T]):
             with self._lock:
                 entry = self._entries.setdefault(arguments, _Entry(value, self._clock))
                 size = self._measure()
-                for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].used):
+                for key, oldest in sorted(self._entries.items(), key=lambda item: item[1].last_use):
                     if size <= self.limit or oldest is entry:
                         break
                     size -= self._entries.pop(key).size
-        self._clock = entry.used = self._clock + 1
+        self._clock = entry.last_use = self._clock + 1
         return entry.value
 
     def get(self, *arguments: *Arguments) -> T | None:
@@ -64,7 +64,7 @@ class BoundedCache(Generic[*Arguments, T]):
             entry = self._entries[arguments]
         except (KeyError, TypeError):
             return None
-        self._clock = entry.used = self._clock + 1
+        self._clock = entry.last_use = self._clock + 1
         return entry.value
 
     def cache_clear(self) -> None:
@@ -79,8 +79,8 @@ class BoundedCache(Generic[*Arguments, T]):
 
     def _measure(self) -> int:
         for key, entry in self._entries.items():
-            if entry.measured <= entry.used:
-                entry.measured, entry.size = self._clock, memory_size((*key, entry.value))
+            if entry.last_measured <= entry.last_use:
+                entry.last_measured, entry.size = self._clock, memory_size((*key, entry.value))
         return sum(entry.size for entry in self._entries.values())
 
 
@@ -111,17 +111,17 @@ def memory_size(value: object) -> int:
         elif isinstance(item, list | tuple | set | frozenset):
             pending += item
         elif isinstance(item, FunctionType) or type(item).__module__.startswith(_OURS):
-            pending += _parts(item)
+            pending += _contents(item)
         elif isinstance(item, Fraction):
             continue
         elif not is_deferred() and isinstance(item, jax.stages.Compiled | jax.stages.Wrapped):  # This takes long.
             size += _PROGRAM
         else:
-            pending += _parts(item)
+            pending += _contents(item)
     return size
 
 
-def _parts(item: object) -> Iterable[object]:
+def _contents(item: object) -> Iterable[object]:
     """Return what a function encloses, or the attributes of an object; nothing of other packages' objects."""
     if not str(getattr(item, "__module__", None) or "").startswith(_OURS):
         return ()

@@ -88,20 +88,20 @@ def within(name: str, value: object, low: Real, high: Real, *, open_ends: bool =
         raise TypeError(f"{name}: {value!r} is not a number") from error
     if array is None:
         return
-    inside = (low < array) & (array < high) if open_ends else (low <= array) & (array <= high)
-    if not np.all(inside):
-        left, right = "()" if open_ends else "[]"
-        span = span or f"{left}{shortest(low)}, {shortest(high)}{right}"
-        raise ValueError(f"{name}: {refused(~inside, value)}{',' if array.ndim else ' is'} not in {span}")
+    is_inside = (low < array) & (array < high) if open_ends else (low <= array) & (array <= high)
+    if not np.all(is_inside):
+        opening, closing = "()" if open_ends else "[]"
+        span = span or f"{opening}{shortest(low)}, {shortest(high)}{closing}"
+        raise ValueError(f"{name}: {refused(~is_inside, value)}{',' if array.ndim else ' is'} not in {span}")
 
 
 def refused(is_refused: Boolean, *values: object) -> str:
     """Return the text of refused numbers, or of the first refused entry of arrays."""
     if not (shape := np.shape(is_refused)):
-        return ", ".join(map(_shown, values))
-    place = tuple(int(i) for i in np.argwhere(is_refused)[0])
-    entries = (shortest(np.broadcast_to(np.asarray(value), shape)[place]) for value in values)
-    return f"entry {place[0] if len(place) == 1 else place} is {', '.join(entries)}"
+        return ", ".join(map(_display, values))
+    index = tuple(int(i) for i in np.argwhere(is_refused)[0])
+    entries = (shortest(np.broadcast_to(np.asarray(value), shape)[index]) for value in values)
+    return f"entry {index[0] if len(index) == 1 else index} is {', '.join(entries)}"
 
 
 def positive(name: str, value: Real) -> None:
@@ -187,8 +187,8 @@ def unbiased_for_any_two(name: str, mechanism: object) -> None:
     """Refuse a part of a mechanism that is biased, or private only for inputs within a sensitivity."""
     if hasattr(mechanism, "bias"):
         raise ValueError(f"{name}: {type(mechanism).__name__} is biased; a mechanism whose mean is the input is needed")
-    if (near := getattr(mechanism, "sensitivity", None)) is not None:
-        raise ValueError(f"{name}: is private for inputs at most {near} apart; one for any two inputs is needed")
+    if (distance := getattr(mechanism, "sensitivity", None)) is not None:
+        raise ValueError(f"{name}: is private for inputs at most {distance} apart; one for any two inputs is needed")
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
@@ -197,7 +197,7 @@ def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(sorted(allowed))}")
 
 
-def _shown(value: object) -> str:
+def _display(value: object) -> str:
     array = np.asarray(value)
     if array.dtype.kind == "f" and not array.ndim:
         return shortest(array)

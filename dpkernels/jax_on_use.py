@@ -42,11 +42,11 @@ def import_now() -> None:
         if not _is_deferred:
             return
         _is_deferred = False
-        own = {id(stand_in): _own(name) for name, stand_in in _STAND_INS.items()}
+        replacements = {id(stand_in): _jax_object(name) for name, stand_in in _STAND_INS.items()}
         for module in [module for name, module in sys.modules.items() if name.startswith(_OURS)]:
             for name, value in list(vars(module).items()):
-                if id(value) in own:
-                    setattr(module, name, own[id(value)])
+                if id(value) in replacements:
+                    setattr(module, name, replacements[id(value)])
         while _waiting:
             _waiting.pop(0)()
 
@@ -70,16 +70,16 @@ def jit(**options: object) -> Decorator:
     return lambda function: _wrapped(function, lambda: import_module("jax").jit(function, **options))
 
 
-def custom_jvp(*rules: Any, whole: Any = None, **options: object) -> Decorator:
+def custom_jvp(*rules: Callable[..., object], jvp: Callable[..., object] | None = None, **options: object) -> Decorator:
     """Return a decorator that is ``jax.custom_jvp`` with ``defjvps(*rules)``, or ``defjvp(whole)``."""
 
     def decorated(function: Callable[..., T]) -> Callable[..., T]:
-        def wrap() -> Any:
+        def wrap() -> Callable[..., T]:
             result = import_module("jax").custom_jvp(function, **options)
             if rules:
                 result.defjvps(*rules)
-            if whole is not None:
-                result.defjvp(whole)
+            if jvp is not None:
+                result.defjvp(jvp)
             return result
 
         return _wrapped(function, wrap)
@@ -94,25 +94,25 @@ def _wrapped(function: Callable[..., T], wrap: Callable[[], Callable[..., T]]) -
 class _OnCall(Generic[T]):
     """A function that JAX wraps when it is first called."""
 
-    def __init__(self, function: Callable[..., T], wrap: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[..., T], wrap: Callable[[], Callable[..., T]]) -> None:
         self.__wrapped__, self._wrap = function, wrap
 
     @cached_property
-    def _function(self) -> Any:
+    def _function(self) -> Callable[..., T]:
         import_now()
         return self._wrap()
 
     def __call__(self, *arguments: object, **options: object) -> T:
         return self._function(*arguments, **options)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._function, name)
 
 
 class _OnUse(ModuleType):
     """A module that stands for one of JAX, and is as that is."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         import_now()
         return getattr(import_module(self.__name__), name)
 
@@ -121,10 +121,10 @@ class _Class(type):
     """The class of a class that stands for one of JAX: before JAX is imported, there is no object of it."""
 
     def __instancecheck__(cls, item: object) -> bool:
-        return not _is_deferred and isinstance(item, _own(cls.__name__))
+        return not _is_deferred and isinstance(item, _jax_object(cls.__name__))
 
 
-def _own(name: str) -> Any:
+def _jax_object(name: str) -> Any:
     """Return what a name of this module is in JAX."""
     module, attribute = _NAMES[name]
     return getattr(import_module(module), attribute) if attribute else import_module(module)
@@ -133,7 +133,7 @@ def _own(name: str) -> Any:
 # Of each name the module of JAX, and the attribute, if it is one.
 _NAMES = {"jax": ("jax", ""), "jnp": ("jax.numpy", ""), "lax": ("jax.lax", "")}
 _NAMES |= {"Array": ("jax", "Array"), "Tracer": ("jax.core", "Tracer")}
-_STAND_INS: dict[str, Any] = {
+_STAND_INS: dict[str, object] = {
     name: _Class(name, (), {}) if attribute else _OnUse(module) for name, (module, attribute) in _NAMES.items()
 }
 
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
     jnp = jax.numpy
 else:
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _STAND_INS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return _STAND_INS[name] if _is_deferred else _own(name)
+        return _STAND_INS[name] if _is_deferred else _jax_object(name)

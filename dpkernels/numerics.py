@@ -43,11 +43,11 @@ def namespace(*values: object) -> ModuleType:
     return np
 
 
-def choose(condition: Boolean, value: Real, other: Real) -> Real:
+def choose(condition: Boolean, value: Real, alternative: Real) -> Real:
     """Return ``where`` of a single condition, without its overhead for plain numbers."""
     if namespace(condition) is np:
-        return value if condition else other
-    return jnp.where(condition, value, other)
+        return value if condition else alternative
+    return jnp.where(condition, value, alternative)
 
 
 # Types that are no JAX array: asking by type takes a tenth of the time.
@@ -118,7 +118,7 @@ def number_like(value: float, *others: object) -> Real:
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 
 
-def cast_like(table: Any, value: Any) -> Any:
+def cast_like(table: RealArray, value: Any) -> Any:
     """Cast a constant to the kind and type of ``value``.
 
     JAX keeps one type for an array of NumPy that programs of both precisions hold, so each program has its own.
@@ -212,8 +212,8 @@ def _ndtri_float32(u: Real) -> Real:
     root, central = jnp.sqrt(w), w < 6.5
     t = jnp.where(central, w - 3, 1 / root - 0.25)
     h = jnp.zeros_like(u)
-    for near, far in zip(_NDTRI_CENTRAL, _NDTRI_TAIL, strict=True):
-        h = h * t + jnp.where(central, near, far)
+    for central_term, tail_term in zip(_NDTRI_CENTRAL, _NDTRI_TAIL, strict=True):
+        h = h * t + jnp.where(central, central_term, tail_term)
     return (u - 0.5) * jnp.where(central, h, root * h)
 
 
@@ -275,12 +275,12 @@ def _arcsine_slope(dw: Array, _: Array, w: Array) -> Array:
 @custom_jvp(_arcsine_slope)
 def _arcsine_cdf(w: Array) -> Array:
     """Return the series of s = sqrt(w), near 1/2 as 1/2 - arcsin(1 - 2 w)/pi, above it by symmetry."""
-    small = jnp.minimum(w, 1 - w)
-    near = small < 0.3
-    s = jnp.where(near, jnp.sqrt(small), 1 - 2 * small)
-    z = jnp.where(near, small, s * s)
+    smaller = jnp.minimum(w, 1 - w)
+    is_small = smaller < 0.3
+    s = jnp.where(is_small, jnp.sqrt(smaller), 1 - 2 * smaller)
+    z = jnp.where(is_small, smaller, s * s)
     t = s + s * (2 / math.pi - 1 + z * _polynomial(_ARCSINE, z))
-    t = jnp.where(near, t, 0.5 - t / 2)
+    t = jnp.where(is_small, t, 0.5 - t / 2)
     return jnp.where(w < 0.5, t, 1 - t)
 
 
@@ -289,8 +289,8 @@ def half_precision(x: RealArray) -> RealArray:
     bits = namespace(x).finfo(x.dtype).nmant
     if namespace(x) is jnp:
         return jax.lax.reduce_precision(x, jnp.finfo(x.dtype).nexp, bits // 2)
-    above = x * x.dtype.type(2.0 ** (bits - bits // 2) + 1)
-    return above - (above - x)
+    scaled = x * x.dtype.type(2.0 ** (bits - bits // 2) + 1)
+    return scaled - (scaled - x)
 
 
 def special_functions(value: Real) -> ModuleType:
@@ -324,17 +324,20 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
         decay = xp.where(endless, 1.0, -xp.expm1(-y))
         return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
     # Where rate * width is small the closed forms cancel; there Gauss-Legendre is exact to the last digits.
-    small = product < 1.0
-    r, w = xp.where(small, 1.0, rate), xp.where(small | endless, 1.0, width)
+    is_small = product < 1.0
+    r, w = xp.where(is_small, 1.0, rate), xp.where(is_small | endless, 1.0, width)
     decay = xp.where(endless, 0.0, xp.exp(-r * w))
     closed = ((1 - decay) / r, (1 - (1 + r * w) * decay) / r**2, (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3)
-    short = xp.where(small, width, 1.0)
+    short = xp.where(is_small, width, 1.0)
     nodes, weights = (cast_like(array, short) for array in GAUSS_LEGENDRE)
-    short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(small, rate, 0.0), -1)
+    short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(is_small, rate, 0.0), -1)
     s = short * nodes
     weight = short * weights * xp.exp(-slow * s)
     series = (weight.sum(-1), (weight * s).sum(-1), (weight * s**2).sum(-1))
-    m0, m1, m2 = (xp.where(small, near, far) for near, far in zip(series, closed, strict=True))
+    m0, m1, m2 = (
+        xp.where(is_small, series_value, closed_value)
+        for series_value, closed_value in zip(series, closed, strict=True)
+    )
     return start * m0 + m1 if power == 1 else start**2 * m0 + 2 * start * m1 + m2
 
 

@@ -34,15 +34,16 @@ def vmap_in_batches(function: Callable[P, T], together: Callable[..., int]) -> C
         vmapped = jax.vmap(compiled, jax.tree.map(lambda flag: 0 if flag else None, is_batched))
         count = min(size, together(*arguments))
 
-        def these(numbers: Array) -> PyTree:
+        def take(numbers: Array) -> PyTree:
             return jax.tree.map(lambda leaf, flag: leaf[numbers] if flag else leaf, arguments, is_batched)
 
         def in_turn() -> PyTree:
             if count == 1:
-                return jax.lax.map(lambda number: mapped(*these(number)), jnp.arange(size))
+                return jax.lax.map(lambda number: mapped(*take(number)), jnp.arange(size))
             numbers = jnp.arange(-(-size // count))[:, None] * count + jnp.arange(count)
             results = jax.lax.map(
-                lambda some: jax.custom_batching.sequential_vmap(vmapped)(*these(some)), jnp.minimum(numbers, size - 1)
+                lambda numbers: jax.custom_batching.sequential_vmap(vmapped)(*take(numbers)),
+                jnp.minimum(numbers, size - 1),
             )
             return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], results)
 
@@ -96,13 +97,13 @@ def call_on_host(
     the axes of vmap, are those of ``results``.
     """
     leaves, structure = jax.tree.flatten(jax.lax.stop_gradient(numbers))
-    traced = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    traced = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
 
     def call(values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         traced_values = dict(zip(traced, values, strict=True))
-        filled = [np.asarray(traced_values.get(place, leaf)) for place, leaf in enumerate(leaves)]
+        filled = [np.asarray(traced_values.get(index, leaf)) for index, leaf in enumerate(leaves)]
         outputs = function(jax.tree.unflatten(structure, filled))
-        return [np.asarray(value, like.dtype) for value, like in zip(outputs, results, strict=True)]
+        return [np.asarray(value, result.dtype) for value, result in zip(outputs, results, strict=True)]
 
     def call_for_each(*values: np.ndarray) -> list[np.ndarray]:
         batch = values[0].shape[: values[0].ndim - leaves[traced[0]].ndim]
@@ -111,5 +112,5 @@ def call_on_host(
 
     if not traced:
         return [jnp.asarray(value) for value in call(())]
-    arguments = (leaves[place] for place in traced)
+    arguments = (leaves[index] for index in traced)
     return jax.pure_callback(call_for_each, results, *arguments, vmap_method="broadcast_all")

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 
 @contextmanager
-def bar(total: float, visible: bool | None, long: bool) -> Iterator[Callable[..., Any]]:
+def bar(total: float, visible: bool | None, long: bool) -> Iterator[Callable[..., object]]:
     """Show a progress bar; yield a function that advances it by ``advance=`` or sets it to ``completed=``.
 
     With ``visible`` None it is shown for long work if stderr is a terminal and rich is installed. It is thread-safe.

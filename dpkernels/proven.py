@@ -8,7 +8,7 @@ from typing import TypeVar
 Proven = TypeVar("Proven", bound=Callable[..., object])
 
 
-def proven(*places: str) -> Callable[[Proven], Proven]:
+def proven(*headings: str) -> Callable[[Proven], Proven]:
     """Return a decorator that names the places in docs/proofs that prove what a function or class computes.
 
     A place is a page and one of its headings, "brackets#proof-of-2-above". Whoever changes the code reads that proof
@@ -16,7 +16,7 @@ def proven(*places: str) -> Callable[[Proven], Proven]:
     """
 
     def mark(item: Proven) -> Proven:
-        item.proofs = places  # type: ignore[attr-defined]
+        item.proofs = headings  # type: ignore[attr-defined]
         return item
 
     return mark

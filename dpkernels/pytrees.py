@@ -40,25 +40,29 @@ def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
     return cls
 
 
-def tree_leaves(tree: PyTree) -> list[Any]:
+def tree_leaves(tree: PyTree) -> list[PyTree]:
     """Return ``jax.tree.leaves(tree)``, which needs no JAX for trees of this package's classes."""
     return [leaf for _, leaf in named_leaves(tree)] if is_deferred() else jax.tree.leaves(tree)
 
 
-def named_leaves(tree: PyTree, name: str = "") -> list[tuple[str, Any]]:
+def named_leaves(tree: PyTree, name: str = "") -> list[tuple[str, PyTree]]:
     """Return every leaf with its path, whose parts are joined by dots."""
     children = _children(tree)
     if children is None:
         return [(name, tree)]
-    return [pair for part, child in children for pair in named_leaves(child, f"{name}.{part}" if name else part)]
+    return [
+        pair
+        for child_name, child in children
+        for pair in named_leaves(child, f"{name}.{child_name}" if name else child_name)
+    ]
 
 
-def tree_map(function: Callable[[Any], Any], tree: T) -> T:
+def tree_map(function: Callable[[PyTree], PyTree], tree: T) -> T:
     """Return ``jax.tree.map(function, tree)``, which needs no JAX for trees of this package's classes."""
     return _mapped(function, tree) if is_deferred() else jax.tree.map(function, tree)
 
 
-def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def _mapped(function: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
     children = _children(tree)
     if children is None:
         return function(tree)
@@ -75,7 +79,7 @@ def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     return item
 
 
-def _children(tree: Any) -> list[tuple[str, Any]] | None:
+def _children(tree: PyTree) -> list[tuple[str, PyTree]] | None:
     """Return what a tree holds, by name; None of a leaf."""
     if tree is None:
         return []

@@ -151,11 +151,11 @@ def _folder_path(target: Path) -> Path:
     return target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.parts")
 
 
-def sweep(target: Path, kept: Collection[Path] = ()) -> list[Swept]:
+def sweep(target: Path, excluded: Collection[Path] = ()) -> list[Swept]:
     """Remove the files that killed processes have left of a target, whose name must be claimed: none is in use."""
     swept = list[Swept]()
     for path in leftovers(target):
-        if path in kept:
+        if path in excluded:
             continue
         size, is_folder = 0, path.suffix == ".parts"
         with suppress(OSError):  # another user's, in a folder of many
@@ -197,10 +197,10 @@ def _prefix(target: Path) -> str:
     return f".dpkernels-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}"
 
 
-def _permitted(like: os.stat_result, status: os.stat_result) -> int:
+def _permitted(other: os.stat_result, status: os.stat_result) -> int:
     """Return permissions that admit no user whom the other file excludes; never setuid, setgid or sticky."""
-    mode = like.st_mode & 0o777
-    if status.st_gid == like.st_gid:
+    mode = other.st_mode & 0o777
+    if status.st_gid == other.st_gid:
         return mode
     # Of two groups, either may hold people who are strangers to the other.
     shared = mode >> 3 & mode & 0o007
@@ -226,21 +226,21 @@ def _locked(path: Path) -> int | None:
 
 
 @contextmanager
-def naming(place: object) -> Iterator[None]:
+def naming(path: object) -> Iterator[None]:
     """Add the path to operating system errors that name no file, such as those of a full disk."""
     try:
         yield
     except OSError as error:
         if error.filename or not error.strerror:
             raise
-        raise OSError(error.errno, error.strerror, str(place)) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def check_space(folder: Path, size: int) -> None:
     """Raise the OSError of a full disk if files of this size do not fit into a folder's file system."""
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        problem = f"the disk has {free} bytes left, and about {size} are needed"
+    free_bytes = shutil.disk_usage(folder).free
+    if size > free_bytes:
+        problem = f"the disk has {free_bytes} bytes left, and about {size} are needed"
         raise OSError(errno.ENOSPC, problem, str(folder))
 
 

@@ -106,7 +106,7 @@ def composed_claims(epsilons: Any, deltas: Any) -> EpsilonDelta:
     return EpsilonDelta(*totals)
 
 
-def _claimed(name: str, value: Any) -> Fraction:
+def _claimed(name: str, value: float) -> Fraction:
     """Return a mechanism's parameter, or the float64 that its certificate is for, where that is larger."""
     return max(amount(name, value), rational(value))
 
@@ -133,14 +133,14 @@ def minus(amounts: Amounts, other: Amounts) -> Amounts:
 
 def format_amount(amount: Fraction) -> str:
     """Return an amount in decimals, exactly, or with "about" where its decimals do not end."""
-    near = float(min(amount, _MAX_FLOAT))
-    if rational(near) == amount:
-        return repr(near).removesuffix(".0")
-    for places in range(_MAX_DIGITS + 1):
-        if 10**places % amount.denominator == 0:
-            digits = str(amount.numerator * (10**places // amount.denominator)).rjust(places + 1, "0")
-            return f"{digits[:-places]}.{digits[-places:]}" if places else digits
-    return f"about {near:.9g}"
+    nearest = float(min(amount, _MAX_FLOAT))
+    if rational(nearest) == amount:
+        return repr(nearest).removesuffix(".0")
+    for decimals in range(_MAX_DIGITS + 1):
+        if 10**decimals % amount.denominator == 0:
+            digits = str(amount.numerator * (10**decimals // amount.denominator)).rjust(decimals + 1, "0")
+            return f"{digits[:-decimals]}.{digits[-decimals:]}" if decimals else digits
+    return f"about {nearest:.9g}"
 
 
 class Charge(NamedTuple, Generic[Amounts]):

@@ -40,7 +40,7 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpkernels.budgets.filters import EpsilonDelta, check, format_amount, minus, parse_budget, parse_charge, plus
 from dpkernels.proven import proven
@@ -188,10 +188,11 @@ def verify_rows(budgets: Sequence[Sequence[object]], charges: Iterable[Sequence[
     return replace(start, entries=tuple(entries))
 
 
-def _texts(row: Sequence[Any], name: str) -> list[str]:
-    if not all(isinstance(cell, str) for cell in row):
+def _texts(row: Sequence[object], name: str) -> list[str]:
+    texts = [cell for cell in row if isinstance(cell, str)]
+    if len(texts) < len(row):
         raise UnsoundError(f"is damaged: {name} holds what is not text")
-    return list(row)
+    return texts
 
 
 def parse_amount(text: str) -> Fraction:
@@ -324,7 +325,7 @@ class Ledger:
         if charge not in self.voidable:
             raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
         label.encode()
-        after = self._append(lambda state: state.next_void(_now(), label, charge), "the charge stands")
+        after = self._append(lambda state: state.next_void(_utc_time(), label, charge), "the charge stands")
         self._made.discard((os.getpid(), charge))
         return after
 
@@ -339,7 +340,7 @@ class Ledger:
 
     def _next(self, state: LedgerState, label: str, amounts: EpsilonDelta) -> Entry:
         check(state.budget, state.spent, amounts, f"{self.path}: ")
-        return state.next(_now(), label, amounts)
+        return state.next(_utc_time(), label, amounts)
 
 
 def _later(earlier: LedgerState | None, current: LedgerState) -> LedgerState:
@@ -377,7 +378,7 @@ def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -
                 try:
                     with _explained(path, timeout), closing(_connect(new.path, timeout)) as connection:
                         connection.execute("BEGIN IMMEDIATE")
-                        _fill(connection, LedgerState(secrets.token_hex(16), _now(), budget))
+                        _fill(connection, LedgerState(secrets.token_hex(16), _utc_time(), budget))
                         connection.execute("COMMIT")
                 finally:
                     new.path.with_name(new.path.name + "-journal").unlink(missing_ok=True)
@@ -403,7 +404,7 @@ def _fill(connection: sqlite3.Connection, new: LedgerState) -> None:
 
 
 @contextmanager
-def _transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[sqlite3.Connection]:
+def _transaction(path: Path, mode: str, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[sqlite3.Connection]:
     """Yield a connection with one transaction, which is committed at the end and rolled back if an exception is raised.
 
     A connection each time, because SQLite's must not cross a fork. The caller may end the transaction before. Errors of
@@ -415,7 +416,7 @@ def _transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHAR
     if size == 0:
         raise LedgerError(f"{path}: is damaged: it is empty, and a ledger never is") from UnsoundError("is empty")
     with _explained(path, timeout, otherwise), closing(_connect(path, timeout)) as connection:
-        connection.execute(f"BEGIN {kind}")
+        connection.execute(f"BEGIN {mode}")
         yield connection
         if connection.in_transaction:
             connection.execute("COMMIT")
@@ -479,5 +480,5 @@ def _write(connection: sqlite3.Connection, entry: Entry) -> None:
     connection.execute("UPDATE budget SET head = ?", (entry.hash,))
 
 
-def _now() -> str:
+def _utc_time() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

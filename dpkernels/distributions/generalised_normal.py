@@ -212,7 +212,7 @@ def _tail_and_slope(primals: tuple[Array, Array], tangents: tuple[Array, Array])
     return _traced_tail(t, b), -_density(t, b) * tangents[0] + _slope_in_exponent(t, b) * tangents[1]
 
 
-@custom_jvp(whole=_tail_and_slope)
+@custom_jvp(jvp=_tail_and_slope)
 def _traced_tail(t: RealArray, b: RealArray) -> RealArray:
     return _upper_power(t, b) / 2
 
@@ -233,7 +233,7 @@ def _inverse_and_slope(primals: tuple[Real, Real], tangents: tuple[Real, Real]) 
     return root, (_slope_in_exponent(t, b) * tangents[1] - tangents[0]) / _density(t, b)
 
 
-@custom_jvp(whole=_inverse_and_slope)
+@custom_jvp(jvp=_inverse_and_slope)
 def _traced_inverse(tail: Real, b: RealArray) -> Array:
     """Return the t >= 0 of a tail <= 1/2 by Newton's method for its logarithm, which is concave in t.
 

@@ -166,4 +166,4 @@ def _tail_and_slope(nu: float, primals: tuple[Real], tangents: tuple[Real]) -> t
     return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]
 
 
-_traced_tail = custom_jvp(whole=_tail_and_slope, nondiff_argnums=(1,))(_tail)
+_traced_tail = custom_jvp(jvp=_tail_and_slope, nondiff_argnums=(1,))(_tail)

@@ -69,7 +69,7 @@ def differentiable_roots(
 
     ``slope`` gives the derivatives of ``residual`` by x. Where the slope is 0 the roots' derivatives are NaN.
     """
-    return implicit_root(_Found(find, slope), residual, parameters, ())
+    return implicit_root(_GivenRoots(find, slope), residual, parameters, ())
 
 
 def _root_and_step(method: Method, function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
@@ -78,16 +78,16 @@ def _root_and_step(method: Method, function: Function, primals: PyTree, tangents
     For a derivative of NaN in reverse mode, multiply by NaN everything that moves; ``where`` would give 0.
     """
     parameters, where = primals
-    x, slope, moved = method.root_and_derivatives(function, parameters, where, tangents[0])
+    x, slope, tangent = method.root_and_derivatives(function, parameters, where, tangents[0])
     steep = (slope != 0) if slope.shape == x.shape else jnp.ones(x.shape, bool)
-    step = jnp.where(steep, -divide_by_slope(moved, jnp.where(steep, slope, 1.0)), 0.0 * x)
+    step = jnp.where(steep, -divide_by_slope(tangent, jnp.where(steep, slope, 1.0)), 0.0 * x)
     if method.moves_where_flat:
         moving = [leaf for leaf in jax.tree.leaves(tangents[0]) if leaf.dtype != jax.dtypes.float0]
         step = step + jnp.where(steep, 0.0, jnp.nan) * sum(moving)
     return x, step
 
 
-@custom_jvp(whole=_root_and_step, nondiff_argnums=(0, 1))
+@custom_jvp(jvp=_root_and_step, nondiff_argnums=(0, 1))
 def implicit_root(method: Method, function: Function, parameters: PyTree, where: PyTree) -> Array:
     """Return the root that a method finds, with the derivatives of the implicit rule."""
     return method.root(function, parameters, where)
@@ -114,15 +114,15 @@ class Method(abc.ABC):
     ) -> tuple[Array, Array]:
         value, pullback = jax.vjp(function, x, parameters)
         slope, gradient = pullback(jnp.ones_like(value))
-        return slope, _along(gradient, tangents)
+        return slope, _directional_derivative(gradient, tangents)
 
 
-def _along(gradient: PyTree, tangents: PyTree) -> Any:
-    return sum(jax.tree.leaves(jax.tree.map(lambda by, moved: (by * moved).sum(), gradient, tangents)), 0.0)
+def _directional_derivative(gradient: PyTree, tangents: PyTree) -> Any:
+    return sum(jax.tree.leaves(jax.tree.map(lambda by, tangent: (by * tangent).sum(), gradient, tangents)), 0.0)
 
 
 @dataclass(frozen=True)
-class _Found(Method):
+class _GivenRoots(Method):
     """Roots that ``find`` gives; see ``differentiable_roots``."""
 
     moves_where_flat: ClassVar[bool] = True
@@ -158,7 +158,7 @@ class _Bisection(Method):
     def root(self, excess: Function, parameters: PyTree, bracket: tuple[Real, Real]) -> Any:
         xp = namespace(*bracket)
 
-        def unfinished(state: tuple[Any, Any, Any]) -> Boolean:
+        def unfinished(state: PyTree) -> Boolean:
             count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
             # Compiled without optimisation, the excess may be computed twice in a step and rounded in two ways. Next to
@@ -166,11 +166,11 @@ class _Bisection(Method):
             wide = abs(infeasible - feasible) > self.rtol * abs(feasible)
             return (count < _MAX_HALVINGS) & (middle != feasible) & (middle != infeasible) & wide
 
-        def halve(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        def halve(state: PyTree) -> PyTree:
             count, feasible, infeasible = state
             middle = (feasible + infeasible) / 2
-            holds = excess(middle, parameters) <= 0
-            return count + 1, xp.where(holds, middle, feasible), xp.where(holds, infeasible, middle)
+            is_feasible = excess(middle, parameters) <= 0
+            return count + 1, xp.where(is_feasible, middle, feasible), xp.where(is_feasible, infeasible, middle)
 
         return while_loop(unfinished, halve, (0, *bracket))[1]
 
@@ -199,7 +199,7 @@ class DifferentiatingMethod(Method):
 
         zeros = jnp.zeros_like(where[0]), jax.tree.map(jnp.zeros_like, parameters)
         x, slope, gradient = self.iterate(evaluate, zeros, *where)
-        return x, slope, _along(gradient, tangents)
+        return x, slope, _directional_derivative(gradient, tangents)
 
 
 @dataclass(frozen=True)
@@ -221,9 +221,9 @@ class _Newton(DifferentiatingMethod):
             count, _, x, (value, slope, *_), low, high = state
             new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -self.longest, self.longest)
             new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))
-            there = evaluate(new)
-            low, high = jnp.where(there[0] > 0, new, low), jnp.where(there[0] > 0, high, new)
-            return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, there, low, high
+            derivatives = evaluate(new)
+            low, high = jnp.where(derivatives[0] > 0, new, low), jnp.where(derivatives[0] > 0, high, new)
+            return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, derivatives, low, high
 
         first = 0, jnp.full_like(start, jnp.inf), start, (jnp.zeros_like(start), *zeros), *ends
         _, step, x, (value, slope, *gradient), *_ = jax.lax.while_loop(unfinished, improve, first)
@@ -232,6 +232,6 @@ class _Newton(DifferentiatingMethod):
         has_converged = (jnp.abs(step) <= self.tolerance) & (jnp.abs(value) <= precision * jnp.abs(slope))
         root = jnp.where(has_converged, x, jnp.nan)
         if self.clip:
-            at_low, at_high = (jnp.abs(x - end) <= 2 * self.tolerance for end in ends)
-            root = jnp.where(at_low & (value < 0), ends[0], jnp.where(at_high & (value > 0), ends[1], root))
+            is_at_low, is_at_high = (jnp.abs(x - end) <= 2 * self.tolerance for end in ends)
+            root = jnp.where(is_at_low & (value < 0), ends[0], jnp.where(is_at_high & (value > 0), ends[1], root))
         return root, slope, *gradient

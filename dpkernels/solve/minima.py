@@ -33,37 +33,37 @@ _MAX_POLISH = 1e-4  # The longest step from the place that a zoom found to the m
 
 
 def minimum(
-    function: Function, parameters: PyTree, low: Real, high: Real, *, enough: float = -np.inf, rtol: float = 1e-16
+    function: Function, parameters: PyTree, low: Real, high: Real, *, stop_value: float = -np.inf, rtol: float = 1e-16
 ) -> Any:
     """Return where a function with one minimum on [low, high] is lowest, by golden section; not differentiated."""
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
     parameters, low, high = promote(parameters, low, high)
-    plain = namespace(low) is np
-    if not plain:
+    is_plain = namespace(low) is np
+    if not is_plain:
         parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
 
     def unfinished(state: tuple[Real, ...]) -> Boolean:
-        # Until a value is at most ``enough``, or the interval within ``rtol`` of its first length.
-        return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
+        # Until a value is at most ``stop_value``, or the interval within ``rtol`` of its first length.
+        return (state[0] < steps) & (state[-2] > stop_value) & (state[-1] > stop_value)
 
     def narrow(state: tuple[Real, ...]) -> tuple[Real, ...]:
-        """The minimum is left of ``right``, or right of ``left``."""
-        step, low, left, right, high, at_left, at_right = state
-        xp = namespace(left, at_left)
-        leftwards = at_left <= at_right
-        low, high = xp.where(leftwards, low, left), xp.where(leftwards, right, high)
-        new = xp.where(leftwards, low + (1 - _GOLDEN) * (high - low), low + _GOLDEN * (high - low))
-        at_new = function(new, parameters)
-        left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
-        at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
-        return step + 1, low, left, right, high, at_left, at_right
+        """The minimum is left of ``upper``, or right of ``lower``."""
+        step, low, lower, upper, high, lower_value, upper_value = state
+        xp = namespace(lower, lower_value)
+        goes_down = lower_value <= upper_value
+        low, high = xp.where(goes_down, low, lower), xp.where(goes_down, upper, high)
+        new = xp.where(goes_down, low + (1 - _GOLDEN) * (high - low), low + _GOLDEN * (high - low))
+        new_value = function(new, parameters)
+        lower, upper = xp.where(goes_down, new, upper), xp.where(goes_down, lower, new)
+        values = xp.where(goes_down, new_value, upper_value), xp.where(goes_down, lower_value, new_value)
+        return step + 1, low, lower, upper, high, *values
 
-    left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
-    at_left, at_right = map_over(lambda x: function(x, parameters), namespace(low).stack([left, right]))
-    state: tuple[Real, ...] = 0, low, left, right, high, at_left, at_right
-    *_, left, right, _, at_left, at_right = while_loop(unfinished, narrow, state)
-    best = namespace(left, right).where(at_left <= at_right, left, right)
-    return float(best) if plain else best
+    lower, upper = (low + fraction * (high - low) for fraction in (1 - _GOLDEN, _GOLDEN))
+    lower_value, upper_value = map_over(lambda x: function(x, parameters), namespace(low).stack([lower, upper]))
+    state: tuple[Real, ...] = 0, low, lower, upper, high, lower_value, upper_value
+    *_, lower, upper, _, lower_value, upper_value = while_loop(unfinished, narrow, state)
+    best = namespace(lower, upper).where(lower_value <= upper_value, lower, upper)
+    return float(best) if is_plain else best
 
 
 def bounded_minimum(function: Callable[[float], float], low: float, high: float, xatol: float) -> tuple[float, float]:
@@ -113,15 +113,15 @@ def smooth_minimum(
     if on_host is None or is_compiling():
         return implicit_root(_DampedNewton(), function, parameters, tuple(where))
     ends = np.asarray(low), np.asarray(high)
-    place = jax.ShapeDtypeStruct(where[1].shape, where[1].dtype)
-    (x,) = call_on_host(lambda parameters: [_near_ends(on_host(parameters), *ends)], [place], parameters)
-    return _known_minimum(function, parameters, (x, *where[1:]))
+    shape_of_x = jax.ShapeDtypeStruct(where[1].shape, where[1].dtype)
+    (x,) = call_on_host(lambda parameters: [_snap_to_ends(on_host(parameters), *ends)], [shape_of_x], parameters)
+    return _given_minimum(function, parameters, (x, *where[1:]))
 
 
-def _near_ends(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+def _snap_to_ends(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Return x at an end of its range where it is next to it: Brent's method does not evaluate the ends."""
-    near = _END_SHARE * (high - low)
-    return np.where(x <= low + near, low, np.where(x >= high - near, high, x))
+    margin = _END_SHARE * (high - low)
+    return np.where(x <= low + margin, low, np.where(x >= high - margin, high, x))
 
 
 @dataclass(frozen=True)
@@ -139,45 +139,45 @@ class _DampedNewton(Method):
             return (count < _MAX_DAMPED_STEPS) & (step > tolerance**0.75)
 
         def improve(state: PyTree) -> PyTree:
-            count, x, _, damping, before = state
-            value, gradient, hessian = before
-            free = _is_free(x, gradient, low, high)
+            count, x, _, damping, derivatives = state
+            value, gradient, hessian = derivatives
+            is_free = _is_free(x, gradient, low, high)
             damped = hessian + damping * jnp.diag(jnp.abs(jnp.diag(hessian)))
-            new = jnp.clip(x - _solve_free(damped, gradient, free), low, high)
-            there = _with_derivatives(function, new, parameters)
-            better = (count == 0) | (there[0] <= value + 4 * tolerance * jnp.abs(value))
-            step = jnp.where(better & (count > 0), jnp.abs(new - x).max(), jnp.where(damping < 1e12, jnp.inf, 0.0))
-            x, before = jax.tree.map(partial(jnp.where, better), (new, there), (x, before))
-            return count + 1, x, step, jnp.where(better, damping / 10, 10 * damping + 1e-3), before
+            new = jnp.clip(x - _solve_free(damped, gradient, is_free), low, high)
+            new_derivatives = _with_derivatives(function, new, parameters)
+            is_better = (count == 0) | (new_derivatives[0] <= value + 4 * tolerance * jnp.abs(value))
+            step = jnp.where(is_better & (count > 0), jnp.abs(new - x).max(), jnp.where(damping < 1e12, jnp.inf, 0.0))
+            x, derivatives = jax.tree.map(partial(jnp.where, is_better), (new, new_derivatives), (x, derivatives))
+            return count + 1, x, step, jnp.where(is_better, damping / 10, 10 * damping + 1e-3), derivatives
 
-        flat = values[0], jnp.zeros_like(x), jnp.eye(x.size, dtype=x.dtype)
-        state = 0, x, jnp.full((), jnp.inf, x.dtype), jnp.full((), 1e-2, x.dtype), flat
+        first_derivatives = values[0], jnp.zeros_like(x), jnp.eye(x.size, dtype=x.dtype)
+        state = 0, x, jnp.full((), jnp.inf, x.dtype), jnp.full((), 1e-2, x.dtype), first_derivatives
         return jax.lax.while_loop(unfinished, improve, state)[1]
 
     def derivatives(
         self, function: Function, x: Array, parameters: PyTree, where: tuple[Array, Array, Array], tangents: PyTree
     ) -> tuple[Array, Array]:
-        gradient, along = jax.linearize(jax.jacfwd(function), x, parameters)
-        none = jax.tree.map(jnp.zeros_like, parameters)
-        hessian = jax.vmap(lambda direction: along(direction, none))(jnp.eye(x.size, dtype=x.dtype))
-        moved = along(jnp.zeros_like(x), tangents)
-        free = _is_free(x, gradient, *where[1:])
-        is_smooth = jnp.abs(_solve_free(hessian, gradient, free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
+        gradient, linear_map = jax.linearize(jax.jacfwd(function), x, parameters)
+        no_tangents = jax.tree.map(jnp.zeros_like, parameters)
+        hessian = jax.vmap(lambda direction: linear_map(direction, no_tangents))(jnp.eye(x.size, dtype=x.dtype))
+        gradient_tangent = linear_map(jnp.zeros_like(x), tangents)
+        is_free = _is_free(x, gradient, *where[1:])
+        is_smooth = jnp.abs(_solve_free(hessian, gradient, is_free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
         hessian = jnp.where(is_smooth, hessian, jnp.nan)
-        return _restricted(hessian, free), jnp.where(free, moved, 0.0)
+        return _restricted(hessian, is_free), jnp.where(is_free, gradient_tangent, 0.0)
 
 
-def _moving_minimum(function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
+def _given_minimum_jvp(function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
     """Apply the implicit rule to a minimum that is known, by one program without tangents."""
     parameters, where = primals
-    x = _known_minimum(function, parameters, where)
+    x = _given_minimum(function, parameters, where)
     jacobian = _minimum_jacobian(function, x, parameters, where)
-    moves = jax.tree.map(lambda by, moved: jnp.tensordot(by, moved, moved.ndim), jacobian, tangents[0])
-    return x, reduce(jnp.add, jax.tree.leaves(moves))
+    steps = jax.tree.map(lambda by, tangent: jnp.tensordot(by, tangent, tangent.ndim), jacobian, tangents[0])
+    return x, reduce(jnp.add, jax.tree.leaves(steps))
 
 
-@custom_jvp(whole=_moving_minimum, nondiff_argnums=(0,))
-def _known_minimum(function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
+@custom_jvp(jvp=_given_minimum_jvp, nondiff_argnums=(0,))
+def _given_minimum(function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
     """Return the minimum of a function in a box, which is known: the first one of ``where``."""
     return where[0]
 
@@ -209,13 +209,13 @@ def _is_free(x: Array, gradient: Array, low: Array, high: Array) -> Array:
     return ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
 
 
-def _restricted(matrix: Array, free: Array) -> Array:
+def _restricted(matrix: Array, is_free: Array) -> Array:
     """Return a matrix with the rows and columns of held coordinates replaced by those of the identity."""
-    return jnp.where(free[:, None] & free, matrix, jnp.eye(free.size, dtype=matrix.dtype))
+    return jnp.where(is_free[:, None] & is_free, matrix, jnp.eye(is_free.size, dtype=matrix.dtype))
 
 
-def _solve_free(hessian: Array, gradient: Array, free: Array) -> Array:
-    return divide_by_slope(jnp.where(free, gradient, 0.0), _restricted(hessian, free))
+def _solve_free(hessian: Array, gradient: Array, is_free: Array) -> Array:
+    return divide_by_slope(jnp.where(is_free, gradient, 0.0), _restricted(hessian, is_free))
 
 
 def minimum_on_grid(function: Function, parameters: PyTree, grid: RealArray, *, xatol: float) -> Real:
@@ -253,32 +253,32 @@ def maximum_between(function: Function, parameters: PyTree, knots: Array) -> Arr
 @in_one_program(static_argnums=0)
 def _maximum_between(function: Function, parameters: PyTree, knots: Array) -> Array:
     pieces = knots.size - 1
-    are_many = pieces >= _MIN_MANY_PIECES
-    grid = np.linspace(0.0, 1.0, 3 if are_many else _ZOOM_POINTS)
+    has_many_pieces = pieces >= _MIN_MANY_PIECES
+    grid = np.linspace(0.0, 1.0, 3 if has_many_pieces else _ZOOM_POINTS)
     start, length = jax.lax.stop_gradient((knots[:-1, None], jnp.diff(knots)[:, None]))
-    held = jax.lax.stop_gradient(parameters)
+    constants = jax.lax.stop_gradient(parameters)
 
     def zoom(_: int, state: tuple[Array, ...]) -> tuple[Array, ...]:
         low, high = state[:2]
-        shares = low + (high - low) * grid
-        values = function(start + length * shares, held)
+        fractions = low + (high - low) * grid
+        values = function(start + length * fractions, constants)
         highest = values.max(-1, keepdims=True)
-        best = jnp.where(values >= highest, shares, -1.0).max(-1, keepdims=True)
+        best = jnp.where(values >= highest, fractions, -1.0).max(-1, keepdims=True)
         cell = (high - low) / (len(grid) - 1)
         return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best, highest
 
     low = jnp.full_like(start, _KNOT_INSET)
-    *_, share, highest = jax.lax.fori_loop(0, 1 if are_many else _ZOOMS, zoom, (low, 1 - low, low, low))
+    *_, fraction, highest = jax.lax.fori_loop(0, 1 if has_many_pieces else _ZOOMS, zoom, (low, 1 - low, low, low))
     # Of equal values the last: where a function is flat, its place decides the derivatives.
     best = pieces - 1 - highest[::-1].argmax()
-    place = knots[best], knots[best + 1], parameters
-    share = implicit_root(_Interior(), partial(_slope, partial(_on_piece, function)), place, share[best, 0])
-    return _at_extreme(partial(_on_piece, function), share, place)
+    piece = knots[best], knots[best + 1], parameters
+    fraction = implicit_root(_Interior(), partial(_slope, partial(_on_piece, function)), piece, fraction[best, 0])
+    return _at_extreme(partial(_on_piece, function), fraction, piece)
 
 
-def _on_piece(function: Function, share: Array, place: tuple[Array, Array, PyTree]) -> Array:
-    left, right, parameters = place
-    return function(left + (right - left) * share, parameters)
+def _on_piece(function: Function, fraction: Array, piece: tuple[Array, Array, PyTree]) -> Array:
+    lower, upper, parameters = piece
+    return function(lower + (upper - lower) * fraction, parameters)
 
 
 def _extreme_and_slope(
@@ -289,7 +289,7 @@ def _extreme_and_slope(
     return jax.jvp(partial(function, x), (parameters,), (tangents[1],))
 
 
-@custom_jvp(whole=_extreme_and_slope, nondiff_argnums=(0,))
+@custom_jvp(jvp=_extreme_and_slope, nondiff_argnums=(0,))
 def _at_extreme(function: Function, x: Array, parameters: PyTree) -> Array:
     return function(x, parameters)
 
@@ -302,22 +302,23 @@ def _slope(function: Function, x: Array, parameters: PyTree) -> Array:
 class _Interior(Method):
     """The place of a maximum, which is known; at an end of [0, 1] it stays."""
 
-    def root(self, slope: Function, parameters: PyTree, share: Array) -> Array:
-        return share
+    def root(self, slope: Function, parameters: PyTree, fraction: Array) -> Array:
+        return fraction
 
     def derivatives(
-        self, slope: Function, share: Array, parameters: PyTree, where: PyTree, tangents: PyTree
+        self, slope: Function, fraction: Array, parameters: PyTree, where: PyTree, tangents: PyTree
     ) -> tuple[Array, Array]:
-        rise, bend = slope(share, parameters), _slope(slope, share, parameters)
-        moved = jax.jvp(partial(slope, share), (parameters,), (tangents,))[1]
-        inside = (jnp.abs(rise) <= _MAX_POLISH * -bend) & (share > 2 * _KNOT_INSET) & (share < 1 - 2 * _KNOT_INSET)
-        return jnp.where(inside, bend, 0.0), moved
+        slope_value, bend = slope(fraction, parameters), _slope(slope, fraction, parameters)
+        slope_tangent = jax.jvp(partial(slope, fraction), (parameters,), (tangents,))[1]
+        is_off_knots = (fraction > 2 * _KNOT_INSET) & (fraction < 1 - 2 * _KNOT_INSET)
+        is_interior = (jnp.abs(slope_value) <= _MAX_POLISH * -bend) & is_off_knots
+        return jnp.where(is_interior, bend, 0.0), slope_tangent
 
 
 def unit_grid_dense_at_ends(count: int) -> np.ndarray:
     """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones ever nearer to both ends."""
-    near = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
-    return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))
+    distances = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
+    return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), distances, 1 - distances]))
 
 
 def turning_points(
@@ -332,9 +333,9 @@ def turning_points(
     row, column = np.nonzero(rising[:, 1:] != rising[:, :-1])
     low, high, sign = points[row, column], points[row, column + 2], np.where(rising[row, column], -1.0, 1.0)
     for _ in range(_GOLDEN_STEPS if len(row) else 0):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        leftwards = sign * function(left, row) <= sign * function(right, row)
-        low, high = np.where(leftwards, low, left), np.where(leftwards, right, high)
+        lower, upper = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        goes_down = sign * function(lower, row) <= sign * function(upper, row)
+        low, high = np.where(goes_down, low, lower), np.where(goes_down, upper, high)
     return (low + high) / 2, row
 
 
@@ -352,7 +353,7 @@ def convex_root(convex: Function, parameters: PyTree, low: Real, high: Real, *, 
         return implicit_root(_ConvexNewton(), convex, parameters, (low, (low, high)))
     if convex(low, parameters) <= 0:
         return float(low)
-    feasible = high if convex(high, parameters) <= 0 else minimum(convex, parameters, low, high, enough=0.0)
+    feasible = high if convex(high, parameters) <= 0 else minimum(convex, parameters, low, high, stop_value=0.0)
     return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
 
 
@@ -368,11 +369,12 @@ def first_root(excess: Function, parameters: PyTree, low: Real, high: Real, *, c
     frozen, low, high = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
     grid = xp.geomspace(low, high, count)
     values = map_over(lambda x: excess(x, frozen), grid)
-    best, first = xp.argmin(values), xp.argmax(values <= 0)
-    left, right = grid[xp.maximum(best - 1, 0)], grid[xp.minimum(best + 1, count - 1)]
-    valley = minimum(excess, frozen, left, right, enough=0.0, rtol=1e-9)
-    some = values[first] <= 0
-    feasible, infeasible = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
+    best_index, first_index = xp.argmin(values), xp.argmax(values <= 0)
+    lower, upper = grid[xp.maximum(best_index - 1, 0)], grid[xp.minimum(best_index + 1, count - 1)]
+    local_minimum = minimum(excess, frozen, lower, upper, stop_value=0.0, rtol=1e-9)
+    any_feasible = values[first_index] <= 0
+    feasible = xp.where(any_feasible, grid[first_index], local_minimum)
+    infeasible = xp.where(any_feasible, grid[xp.maximum(first_index - 1, 0)], lower)
     is_feasible = excess(feasible, frozen) <= 0
     return xp.where(is_feasible, root(excess, parameters, feasible, infeasible), xp.nan)[()]
 

@@ -30,8 +30,8 @@ def bisect(before: Callable[[Real], Real], low: Real, high: Real, steps: int) ->
 
     def halve(_: int, ends: tuple[Real, Real]) -> tuple[Real, Real]:
         middle = (ends[0] + ends[1]) / 2
-        left = before(middle)
-        return xp.where(left, middle, ends[0]), xp.where(left, ends[1], middle)
+        is_before = before(middle)
+        return xp.where(is_before, middle, ends[0]), xp.where(is_before, ends[1], middle)
 
     if xp is jnp:
         return jax.lax.fori_loop(0, steps, halve, (low, high))
@@ -44,19 +44,19 @@ def bisect(before: Callable[[Real], Real], low: Real, high: Real, steps: int) ->
     return low, high
 
 
-def invert_increasing(function: Callable[[Real], Real], target: Any, low: Any, high: Any) -> RealArray:
+def invert_increasing(function: Callable[[Real], Real], target: Real, low: Real, high: Real) -> RealArray:
     """Return where an increasing function reaches ``target``, to the float's resolution; elementwise."""
     xp = namespace(target, low, high)
-    target, low, high = xp.broadcast_arrays(target, low, high)
-    low, high = (end.astype(target.dtype) for end in (low, high))
-    low, high = bisect(lambda y: function(y) < target, low, high, xp.finfo(target.dtype).nmant + 8)
-    return (low + high) / 2
+    targets, lower, upper = xp.broadcast_arrays(target, low, high)
+    ends = lower.astype(targets.dtype), upper.astype(targets.dtype)
+    lower, upper = bisect(lambda y: function(y) < targets, *ends, xp.finfo(targets.dtype).nmant + 8)
+    return (lower + upper) / 2
 
 
 def invert_smooth(
     function: Callable[[RealArray], RealArray],
     target: RealArray,
-    near: RealArray,
+    initial_guess: RealArray,
     slope: Callable[[RealArray], RealArray],
     steps: int | None,
 ) -> RealArray:
@@ -66,23 +66,23 @@ def invert_smooth(
     floats with half the digits: 2^-12 of x, in float64 2^-27. The function is then interpolated between two neighbours
     on the grid, with the error of one more step, so that the result increases with the target.
     """
-    xp, x = namespace(target, near), near
+    xp, x = namespace(target, initial_guess), initial_guess
     for _ in range(0 if steps is None else steps + (x.dtype == np.float64)):
         x = xp.maximum(x + (target - function(x)) * (1 / slope(x)), 0.0)
     point = half_precision(x)
-    at_point = function(point)
+    point_value = function(point)
     step = 1.25 * 0.5 ** (xp.finfo(x.dtype).nmant // 2 + 1)  # Rounded to the grid, this leads to the next point.
-    after = at_point <= target
-    other = half_precision(point * xp.where(after, 1 + step, 1 - step).astype(x.dtype))
-    at_other = function(other)
-    low, high = xp.where(after, point, other), xp.where(after, other, point)
-    at_low, at_high = xp.where(after, at_point, at_other), xp.where(after, at_other, at_point)
-    rise = at_high - at_low
-    return low + (high - low) * xp.clip((target - at_low) * (1 / xp.where(rise > 0, rise, 1.0)), 0.0, 1.0)
+    point_is_low = point_value <= target
+    neighbour = half_precision(point * xp.where(point_is_low, 1 + step, 1 - step).astype(x.dtype))
+    neighbour_value = function(neighbour)
+    low, high = xp.where(point_is_low, point, neighbour), xp.where(point_is_low, neighbour, point)
+    low_value = xp.where(point_is_low, point_value, neighbour_value)
+    rise = xp.where(point_is_low, neighbour_value, point_value) - low_value
+    return low + (high - low) * xp.clip((target - low_value) * (1 / xp.where(rise > 0, rise, 1.0)), 0.0, 1.0)
 
 
 def rising_root(
-    function: Callable[[Real], tuple[Any, ...]], x: Real, low: Real, high: Real, tolerance: float, others: int = 0
+    function: Callable[[Real], tuple[Real, ...]], x: Real, low: Real, high: Real, tolerance: float, others: int = 0
 ) -> tuple[Any, ...]:
     """Return about the root of a rising function, by Newton's method from x; the nearer end if there is no root.
 
@@ -120,10 +120,10 @@ def falling_root(function: Callable[[np.ndarray], np.ndarray], low: Real, high: 
         x = np.clip(low + (high - low) * above_low / np.where(fall > 0, fall, 1.0), low, high)
         value = function(x)
         side = np.where(value > 0, 1, -1)
-        again = side == last
+        side_repeats = side == last
         low, high = np.where(side > 0, x, low), np.where(side > 0, high, x)
-        above_low = np.where(side > 0, value, np.where(again, above_low / 2, above_low))
-        below_high = np.where(side > 0, np.where(again, below_high / 2, below_high), value)
+        above_low = np.where(side > 0, value, np.where(side_repeats, above_low / 2, above_low))
+        below_high = np.where(side > 0, np.where(side_repeats, below_high / 2, below_high), value)
         last = side
         if ((high - low <= _BRACKET_RTOL * np.abs(high)) | (value == 0)).all():
             break
@@ -157,32 +157,33 @@ def narrow_bracket(
     return bracket[0], bracket[1]
 
 
-def _with_known_values(function: Callable[[float], float], known: dict[float, float]) -> Callable[[float], float]:
-    """Return the function, which is not evaluated where its value is known."""
-    return lambda x: known[x] if x in known else function(x)
-
-
 def secant_root(
     falling: Callable[[float], float], x: float, low: float, high: float, tolerance: float, longest: float, clip: bool
 ) -> float:
     """Return the root of a falling function near x; see ``implicit.newton``."""
     from scipy.optimize import brentq  # Imported on use: it takes 0.15 s.
 
-    value = step = float(falling(x))
+    values: dict[float, float] = {}
+
+    def evaluate(x: float) -> float:  # ``brentq`` asks for the values at the ends once more.
+        if x not in values:
+            values[x] = float(falling(x))
+        return values[x]
+
+    value = step = evaluate(x)
     while value != 0.0:
         if math.isnan(value) or x == (high if value > 0 else low):
             return x if clip and not math.isnan(value) else math.nan
-        away = min(1.1 * abs(step) + tolerance, longest)
-        other = min(max(x + math.copysign(away, value), low), high)
-        there = float(falling(other))
-        if (there > 0) != (value > 0):
-            if math.isnan(there):
+        next_step = min(1.1 * abs(step) + tolerance, longest)
+        next_x = min(max(x + math.copysign(next_step, value), low), high)
+        next_value = evaluate(next_x)
+        if (next_value > 0) != (value > 0):
+            if math.isnan(next_value):
                 return math.nan
-            at = _with_known_values(falling, {x: value, other: there})  # ``brentq`` asks for the ends once more.
-            xtol = max(tolerance**2, _MIN_RTOL * max(abs(x), abs(other)))
-            return float(brentq(at, x, other, xtol=xtol, rtol=_MIN_RTOL))
+            xtol = max(tolerance**2, _MIN_RTOL * max(abs(x), abs(next_x)))
+            return float(brentq(evaluate, x, next_x, xtol=xtol, rtol=_MIN_RTOL))
         # A secant; where the function is all but flat, twice as far each time.
-        fall = abs(there - value)
-        step = there * (other - x) / fall if fall > 1e-3 * abs(value) else 2 * step
-        x, value = other, there
+        fall = abs(next_value - value)
+        step = next_value * (next_x - x) / fall if fall > 1e-3 * abs(value) else 2 * step
+        x, value = next_x, next_value
     return x

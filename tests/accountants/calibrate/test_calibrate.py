@@ -62,7 +62,7 @@ def test_minimum(low):
         found = solve.minimum(lambda x, c: (x - c) ** 2, at, low, low + 5.0)
         assert found == pytest.approx(at, abs=2e-8)
     seen = []
-    solve.minimum(lambda x, _: seen.append(x) or -1.0, (), 0.0, 1.0, enough=0.0)
+    solve.minimum(lambda x, _: seen.append(x) or -1.0, (), 0.0, 1.0, stop_value=0.0)
     assert len(seen) <= 2
 
 
