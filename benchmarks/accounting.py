@@ -109,8 +109,8 @@ def dp_accounting() -> Accountant:
 
     def pure(delta: float) -> float:
         budget = pld.common.DifferentialPrivacyParameters(PURE, 0)
-        one = pld.privacy_loss_distribution.from_privacy_parameters(budget)
-        return float(one.self_compose(PURE_COUNT).get_epsilon_for_delta(delta))
+        single = pld.privacy_loss_distribution.from_privacy_parameters(budget)
+        return float(single.self_compose(PURE_COUNT).get_epsilon_for_delta(delta))
 
     def calibrated() -> float:
         def event(sigma: float) -> Any:
@@ -133,8 +133,10 @@ def prv_accountant() -> Accountant:
     prv = import_module("prv_accountant")
 
     def composed(variable: object, count: int, delta: float) -> tuple[float, ...]:
-        made = prv.PRVAccountant([variable], eps_error=0.1, delta_error=delta / 1000, max_self_compositions=[count])
-        return tuple(float(value) for value in made.compute_epsilon(delta, [count]))
+        accountant = prv.PRVAccountant(
+            [variable], eps_error=0.1, delta_error=delta / 1000, max_self_compositions=[count]
+        )
+        return tuple(float(value) for value in accountant.compute_epsilon(delta, [count]))
 
     def sampled(sigma: float, delta: float) -> tuple[float, ...]:
         return composed(prv.PoissonSubsampledGaussianMechanism(RATE, sigma), COUNT, delta)
@@ -237,10 +239,10 @@ def _cells(value: float, reference: float) -> tuple[str, str]:
     if not isinstance(value, tuple):
         return f"{value:.10g}", _error(value, reference)
     low, high = value[0], value[-1]
-    inside = "" if low <= reference <= high else " (misses it)"
+    remark = "" if low <= reference <= high else " (misses it)"
     if len(value) == 2:
-        return f"{low:.8g} to {high:.8g}", f"{_error(low, reference)} to {_error(high, reference)}{inside}"
-    return f"{value[1]:.6g} ({low:.4g} to {high:.4g})", _error(value[1], reference) + inside
+        return f"{low:.8g} to {high:.8g}", f"{_error(low, reference)} to {_error(high, reference)}{remark}"
+    return f"{value[1]:.6g} ({low:.4g} to {high:.4g})", _error(value[1], reference) + remark
 
 
 def _error(value: float, reference: float) -> str:
@@ -272,14 +274,14 @@ def gradient_rows(count: int, sets: int, seconds: float) -> Iterator[list[str]]:
         for rate in (None, RATE):
 
             def epsilon(t: Any, mechanism: Any = mechanism, rate: Any = rate) -> Any:
-                one = guarantee(mechanism(t))
-                return (one if rate is None else one.subsample(rate)).repeat(count).epsilon(DELTA)
+                single = guarantee(mechanism(t))
+                return (single if rate is None else single.subsample(rate)).repeat(count).epsilon(DELTA)
 
             both = jax.value_and_grad(epsilon)
             start, processor = jax.numpy.float64(1.0), time.process_time()
             step = jax.jit(both).lower(start).compile()
             compiled = time.process_time() - processor
-            value, slope = (float(each) for each in step(start))
+            value, slope = (float(gradient) for gradient in step(start))
             warm = measured(lambda step=step, start=start: jax.block_until_ready(step(start)), seconds)[1]  # type: ignore[misc]
             many = jax.jit(jax.vmap(both)).lower(np.linspace(0.9, 1.1, sets)).compile()
             began = time.perf_counter()

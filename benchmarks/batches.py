@@ -39,11 +39,11 @@ def releases(count: int) -> list[tuple[str, str, str]]:
     lengths = np.round(np.exp(random.uniform(-3, 3, count)), 2) + 0.1
     x = lengths * random.uniform(0, 1, count)
     budgets = np.linspace(0.5, 2, min(1000, count))
-    own = np.tile(budgets, -(-count // len(budgets)))[:count]
+    repeated_budgets = np.tile(budgets, -(-count // len(budgets)))[:count]
     interval: Any = {"lower": 0.0, "upper": 30.0}
     single_piecewise = dpk.piecewise(epsilon=1.0, **interval)
     single_gaussian = dpk.gaussian(sigma=5.0, sensitivity=1.0, epsilon=1.0, delta=1e-6)
-    one = {
+    single_times = {
         "piecewise": seconds(lambda: dpk.perturb(np.minimum(x, 30.0), single_piecewise)),
         "laplace": seconds(lambda: dpk.perturb(x, dpk.laplace(epsilon=1.0))),
         "gaussian": seconds(lambda: dpk.perturb(x, single_gaussian)),
@@ -56,7 +56,11 @@ def releases(count: int) -> list[tuple[str, str, str]]:
             dpk.gaussian(sigma=5 * lengths, sensitivity=lengths, epsilon=1.0, delta=1e-6),
             "1.5 times",
         ),
-        f"{len(budgets)} budgets, Duchi": ("piecewise", dpk.duchi(epsilon=own, lower=0.0, upper=lengths), "3 times"),
+        f"{len(budgets)} budgets, Duchi": (
+            "piecewise",
+            dpk.duchi(epsilon=repeated_budgets, lower=0.0, upper=lengths),
+            "3 times",
+        ),
         "own scales, Laplace": (
             "laplace",
             dpk.laplace(epsilon=np.exp(random.uniform(-2, 1.5, count)), sensitivity=lengths),
@@ -68,7 +72,9 @@ def releases(count: int) -> list[tuple[str, str, str]]:
         first = seconds(partial(dpk.perturb, x, batch), 1)
         later = seconds(partial(dpk.perturb, x, batch))
         tables = len(dpk.exact_sampler(batch).samplers)
-        text = f"{later / one[single]:.1f} times ({1e9 * later / count:.0f} ns a value), first call {first:.1f} s"
+        text = (
+            f"{later / single_times[single]:.1f} times ({1e9 * later / count:.0f} ns a value), first call {first:.1f} s"
+        )
         rows.append((f"{count} values, {name}", f"{text}, {tables} tables", goal))
     return rows
 

@@ -97,10 +97,10 @@ def accounted_epsilon(sampler: Any, epsilon: float, delta: float, count: int) ->
     table, shift = certificate.table.finite, int(certificate.shift)
     logs = np.log(table.weights.astype(np.float64)) - table.bits * np.log(2.0)
     step = epsilon / count / 2**17 if count <= FEW else 3e-6
-    one = dict(enumerate(logs.tolist()))
-    other = {code + shift: log for code, log in one.items()}
+    log_p = dict(enumerate(logs.tolist()))
+    log_q = {code + shift: log for code, log in log_p.items()}
     losses = privacy_loss_distribution.from_two_probability_mass_functions(
-        other, one, value_discretization_interval=step, symmetric=bool((table.weights == table.weights[::-1]).all())
+        log_q, log_p, value_discretization_interval=step, symmetric=bool((table.weights == table.weights[::-1]).all())
     )
     return float(losses.self_compose(count).get_epsilon_for_delta(delta))
 

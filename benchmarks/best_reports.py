@@ -50,13 +50,15 @@ class Ends(NamedTuple):
         """Return delta of ``count`` reports, and its gradient in the weights."""
         most = len(self.weights) - 1
         j = np.arange(-most, most + 1)
-        share = np.where(j == 0, 1.0, 1 / (1 + np.exp(-j * self.step)))
-        others = np.ones(1)
+        factor = np.where(j == 0, 1.0, 1 / (1 + np.exp(-j * self.step)))
+        convolved = np.ones(1)
         for _ in range(count - 1):
-            others = np.convolve(others, self.weights[np.abs(j)] * share)
+            convolved = np.convolve(convolved, self.weights[np.abs(j)] * factor)
         sums = np.arange(-(count - 1) * most, (count - 1) * most + 1)
-        of_p = np.array([count * (others @ -np.expm1(-np.maximum((sums + i) * self.step - epsilon, 0.0))) for i in j])
-        gradient = np.bincount(np.abs(j), of_p * share)
+        of_p = np.array(
+            [count * (convolved @ -np.expm1(-np.maximum((sums + i) * self.step - epsilon, 0.0))) for i in j]
+        )
+        gradient = np.bincount(np.abs(j), of_p * factor)
         return float(gradient @ self.weights) / count, gradient
 
     def on_budget(self, epsilon: float, count: int) -> Ends:
@@ -100,7 +102,10 @@ def descend(ends: Ends, epsilon: float, count: int) -> Ends:
 def free_ends(epsilon: float, count: int) -> Ends:
     """Return the best of several descents: from two points, from two points and others, and from smooth losses."""
     first, rng = two_points(epsilon, count), np.random.default_rng(0)
-    mixed = [(1 - share) * first.weights + share * rng.dirichlet(np.ones(SIZES)) for share in (0.02, 0.2)]
+    mixed = [
+        (1 - end_probability) * first.weights + end_probability * rng.dirichlet(np.ones(SIZES))
+        for end_probability in (0.02, 0.2)
+    ]
     smooth = np.exp(-((np.arange(SIZES) - MIDDLE) ** 2) / 18)
     starts = [first.weights, *mixed, smooth / smooth.sum()]
     descents = [descend(Ends(start, first.step).on_budget(epsilon, count), epsilon, count) for start in starts]
@@ -147,13 +152,13 @@ def free_table(epsilon: float, count: int) -> tuple[float, float]:
     pure = table_variance(eps0, eps0, 0.0, reach)
     free = [pure]
     for ratio in RATIOS:
-        for share in SHARES:
+        for outer_share in SHARES:
             number = round(10 * ratio)
-            weights = (1 - share) * np.eye(number + 1)[10] + share * np.eye(number + 1)[number]
+            weights = (1 - outer_share) * np.eye(number + 1)[10] + outer_share * np.eye(number + 1)[number]
             step = Ends(weights, eps0 / 10).on_budget(epsilon, count).step
             size, largest = 10 * step, number * step
-            beyond = share * (1 - math.exp(size - largest)) / (1 + math.exp(-largest))
-            free.append(table_variance(size, largest, beyond, reach))
+            outer_probability = outer_share * (1 - math.exp(size - largest)) / (1 + math.exp(-largest))
+            free.append(table_variance(size, largest, outer_probability, reach))
     return pure, float(np.nanmin(free))
 
 

@@ -52,14 +52,14 @@ def errors() -> list[list[str]]:
     for epsilon in LEVELS:
         for d in CATEGORIES:
             bound = float(dpk.strict_bound(epsilon, d))
-            made = (
+            mechanisms = (
                 dpk.subset_selection(epsilon, d),
                 dpk.block_response(epsilon, d),
                 dpk.randomised_response(epsilon, d),
             )
-            own = [float(m.mean_squared_error()) for m in made]
-            over = [error / bound for error in (*own, unary_error(epsilon, d), hashing_error(epsilon, d))]
-            rows.append([f"{epsilon:g}", str(d), f"{bound:.5g}", *(f"{ratio:.4g}" for ratio in over)])
+            own_errors = [float(m.mean_squared_error()) for m in mechanisms]
+            ratios = [error / bound for error in (*own_errors, unary_error(epsilon, d), hashing_error(epsilon, d))]
+            rows.append([f"{epsilon:g}", str(d), f"{bound:.5g}", *(f"{ratio:.4g}" for ratio in ratios)])
     return rows
 
 
@@ -71,11 +71,11 @@ def measured(trials: int, n: int) -> list[list[str]]:
         weights = 1.0 / np.arange(1, m.categories + 1)
         codes = rng.choice(m.categories, n, p=weights / weights.sum())
         truth = np.bincount(codes, minlength=m.categories) / n
-        found = []
+        errors = []
         for _ in range(trials):
             shares = dpk.estimate(dpk.perturb(codes, m), m).shares
-            found.append([n * ((one - truth) ** 2).sum() for one in (shares.unbiased, shares.value)])
-        (mean, projected), spread = np.mean(found, axis=0), np.std(found, axis=0, ddof=1)[0] / math.sqrt(trials)
+            errors.append([n * ((estimate - truth) ** 2).sum() for estimate in (shares.unbiased, shares.value)])
+        (mean, projected), spread = np.mean(errors, axis=0), np.std(errors, axis=0, ddof=1)[0] / math.sqrt(trials)
         formula = f"{float(m.mean_squared_error()):,.1f}"
         rows.append(
             [type(m).__name__, str(m.categories), "1", f"{mean:,.1f} +- {spread:,.1f}", formula, f"{projected:,.1f}"]
@@ -118,8 +118,8 @@ _OF_FILES = 4096  # categories
 
 def commands(rows: int, folder: Path | None) -> list[list[str]]:
     """Return the times and the memory of the command for a file of so many rows, and the error of its estimates."""
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        source, target = Path(place) / "in.parquet", Path(place) / "out.parquet"
+    with tempfile.TemporaryDirectory(dir=folder) as work_folder:
+        source, target = Path(work_folder) / "in.parquet", Path(work_folder) / "out.parquet"
         truth, *written = timed(partial(_write, source, rows))
         chosen = ["--mechanism", "block-response", "--categories", str(_OF_FILES), "--epsilon", "1"]
         table = [["step", "rows", "seconds, clock", "seconds, processor", "memory, GB", "file, GB"]]
@@ -128,11 +128,11 @@ def commands(rows: int, folder: Path | None) -> list[list[str]]:
         table.append(["perturb", f"{rows:,}", *_seconds(cost[:2]), f"{cost[2]:.2f}", _gigabytes(target)])
         printed, *cost = _run("estimate", target, "--column", "code", "--json")
         table.append(["estimate", f"{rows:,}", *_seconds(cost[:2]), f"{cost[2]:.2f}", ""])
-    (form,) = json.loads(printed)["estimates"]
-    unbiased = np.array([row["unbiased"] for row in form["categories"]])
+    (estimate,) = json.loads(printed)["estimates"]
+    unbiased = np.array([row["unbiased"] for row in estimate["categories"]])
     error = ((unbiased - truth) ** 2).sum() / rows
     expected = float(dpk.block_response(1.0, _OF_FILES).mean_squared_error())
-    table.append(["squared error over the formula", f"{form['reports']:,}", f"{error / expected:.3f}", "", "", ""])
+    table.append(["squared error over the formula", f"{estimate['reports']:,}", f"{error / expected:.3f}", "", "", ""])
     return table
 
 
@@ -181,13 +181,13 @@ def _gigabytes(path: Path) -> str:
 
 def peers(path: Path, trials: int) -> list[list[str]]:
     """Return times and measured errors of other packages, and of this one: the errors over the strict bound."""
-    form = json.loads(path.read_text())
+    results = json.loads(path.read_text())
     rows = [["d", "package", "mechanism", "microseconds a report", "error over the strict bound"]]
     rng = np.random.default_rng(0)
-    for d in sorted({row["categories"] for row in form["rows"]}):
-        bound = float(dpk.strict_bound(form["epsilon"], d))
-        own = (dpk.randomised_response, dpk.subset_selection, dpk.block_response)
-        for mechanism in [build(form["epsilon"], d) for build in own]:
+    for d in sorted({row["categories"] for row in results["rows"]}):
+        bound = float(dpk.strict_bound(results["epsilon"], d))
+        constructors = (dpk.randomised_response, dpk.subset_selection, dpk.block_response)
+        for mechanism in [build(results["epsilon"], d) for build in constructors]:
             codes = rng.integers(0, d, _OWN_REPORTS)
             dpk.perturb(codes[: 1 << 17], mechanism)
             _, seconds, _ = timed(partial(dpk.perturb, codes, mechanism))
@@ -202,8 +202,8 @@ def peers(path: Path, trials: int) -> list[list[str]]:
             rows.append(
                 _row(d, "dpkernels", name[mechanism.kind], seconds / len(codes), np.mean(errors), spread, bound)
             )
-        for row in (row for row in form["rows"] if row["categories"] == d):
-            named = (f"{row['package']} {form['versions'][row['package']]}", row["mechanism"])
+        for row in (row for row in results["rows"] if row["categories"] == d):
+            named = (f"{row['package']} {results['versions'][row['package']]}", row["mechanism"])
             rows.append(_row(d, *named, row["seconds"], row["error"], row["spread"], bound))
     return rows
 

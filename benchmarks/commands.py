@@ -98,8 +98,15 @@ def rows(names: list[str], rounds: int) -> Iterator[list[str]]:
             without = min(seconds(RUNS[name], folder, surroundings("")) for _ in range(rounds))
             first = seconds(RUNS[name], folder, surroundings(cache))
             second = min(seconds(RUNS[name], folder, surroundings(cache)) for _ in range(rounds))
-            kept = sum(path.stat().st_size for path in Path(cache).rglob("*") if path.is_file()) / 1e6
-            yield [name, f"{without:.2f}", f"{first:.2f}", f"{second:.2f}", f"{second / without:.2f}", f"{kept:.1f}"]
+            cache_megabytes = sum(path.stat().st_size for path in Path(cache).rglob("*") if path.is_file()) / 1e6
+            yield [
+                name,
+                f"{without:.2f}",
+                f"{first:.2f}",
+                f"{second:.2f}",
+                f"{second / without:.2f}",
+                f"{cache_megabytes:.1f}",
+            ]
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ TABLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] =
     "1 float64": lambda random, rows: {"c0": random.uniform(0, 120, rows)},
     "1 float32": lambda random, rows: {"c0": random.uniform(0, 120, rows).astype(np.float32)},
     "1 int64": lambda random, rows: {"c0": random.integers(0, 120, rows)},
-    "4 float64": lambda random, rows: {f"c{at}": random.uniform(0, 120, rows) for at in range(4)},
+    "4 float64": lambda random, rows: {f"c{index}": random.uniform(0, 120, rows) for index in range(4)},
 }
 
 # Of a kind, in so many files, so many rows; the last is of files so small that only their number counts.
@@ -50,15 +50,15 @@ _CASES = [
     ("4 float64", 20, 20_000_000),
     ("1 float64", 2000, 2_000_000),
 ]
-_SMOKE = [(kind, 4, 40_000) for kind in TABLES]
+_SMOKE = [(table_kind, 4, 40_000) for table_kind in TABLES]
 
 
-def write(folder: Path, kind: str, files: int, rows: int) -> int:
+def write(folder: Path, table_kind: str, files: int, rows: int) -> int:
     """A dataset; returns its bytes."""
     random = np.random.default_rng(1)
     folder.mkdir()
-    for at in range(files):
-        pq.write_table(pa.table(TABLES[kind](random, rows // files)), folder / f"{at:04}.parquet")
+    for index in range(files):
+        pq.write_table(pa.table(TABLES[table_kind](random, rows // files)), folder / f"{index:04}.parquet")
     return size(folder)
 
 
@@ -67,55 +67,61 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def arguments(source: Path, target: Path, kind: str, engine: str) -> list[str]:
+def arguments(source: Path, target: Path, table_kind: str, engine: str) -> list[str]:
     """Of the command."""
-    columns = [part for at in range(int(kind[0])) for part in ("--column", f"c{at}")]
+    columns = [option for index in range(int(table_kind[0])) for option in ("--column", f"c{index}")]
     return ["perturb", str(source), str(target), *columns, *_BOUNDS, "--quiet", "--engine", engine]
 
 
-def seconds(source: Path, target: Path, kind: str, engine: str) -> float:
+def seconds(source: Path, target: Path, table_kind: str, engine: str) -> float:
     """Of one release, which is removed before the next."""
     shutil.rmtree(target, ignore_errors=True)
     started = time.perf_counter()
-    if command(arguments(source, target, kind, engine)):
+    if command(arguments(source, target, table_kind, engine)):
         raise RuntimeError(f"{source} was refused")
     return time.perf_counter() - started
 
 
-def local_peak(source: Path, target: Path, kind: str) -> float:
+def local_peak(source: Path, target: Path, table_kind: str) -> float:
     """MiB of the command in a process of its own."""
     shutil.rmtree(target, ignore_errors=True)
-    wanted = [sys.executable, "-c", PEAK, *COMMAND, *arguments(source, target, kind, "local")]
-    return int(subprocess.run(wanted, capture_output=True, text=True, check=True).stdout) / 1024
+    command = [sys.executable, "-c", PEAK, *COMMAND, *arguments(source, target, table_kind, "local")]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
 
 
 def worker_peak() -> float:
     """MiB of the largest of Ray's workers, as long as it has lived."""
-    workers = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [""])[0].startswith("ray::")]
-    lines = [Path(f"/proc/{one.pid}/status").read_text().splitlines() for one in workers]
+    workers = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [""])[0].startswith("ray::")
+    ]
+    lines = [Path(f"/proc/{process.pid}/status").read_text().splitlines() for process in workers]
     return max(int(line.split()[1]) for status in lines for line in status if line.startswith("VmHWM")) / 1024
 
 
-def row(folder: Path, kind: str, files: int, rows: int) -> list[str]:
+def row(folder: Path, table_kind: str, files: int, rows: int) -> list[str]:
     """One line of the table."""
     source, target = folder / "in", folder / "out"
-    read = write(source, kind, files, rows)
-    times = [[seconds(source, target, kind, engine) for engine in ("local", "ray")] for _ in range(_ROUNDS + 1)][1:]
-    local, cluster = (statistics.median(one) for one in zip(*times, strict=True))
+    read = write(source, table_kind, files, rows)
+    times = [[seconds(source, target, table_kind, engine) for engine in ("local", "ray")] for _ in range(_ROUNDS + 1)][
+        1:
+    ]
+    local, cluster = (statistics.median(method_times) for method_times in zip(*times, strict=True))
     written, billion = size(target), 1e9 / rows
-    peaks = f"{local_peak(source, target, kind):.0f}", f"{worker_peak():.0f}"
+    peaks = f"{local_peak(source, target, table_kind):.0f}", f"{worker_peak():.0f}"
     for used in (source, target):
         shutil.rmtree(used)
     sizes = f"{read * billion / 1e9:.1f}", f"{written * billion / 1e9:.1f}", f"{local * billion * CORES:.0f}"
     ratio = statistics.median(b / a for a, b in times)
-    return [kind, f"{rows:.0e}", str(files), f"{local:.2f}", f"{cluster:.2f}", f"{ratio:.2f}", *peaks, *sizes]
+    return [table_kind, f"{rows:.0e}", str(files), f"{local:.2f}", f"{cluster:.2f}", f"{ratio:.2f}", *peaks, *sizes]
 
 
 def lines(quick: bool) -> Iterator[list[str]]:
     """Every line of the tables, that of the small files last."""
     with TemporaryDirectory() as folder:
-        for kind, files, rows in _SMOKE if quick else _CASES:
-            yield row(Path(folder), kind, files, rows)
+        for table_kind, files, rows in _SMOKE if quick else _CASES:
+            yield row(Path(folder), table_kind, files, rows)
 
 
 def task_milliseconds(tasks: int = 3000) -> float:

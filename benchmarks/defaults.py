@@ -43,16 +43,16 @@ def mechanisms(epsilon: float) -> dict[str, Any]:
     """The mechanisms of a budget by what they are for."""
     best, default = (mechanism(name, {"epsilon": epsilon, **UNIT}) for name in ("closed-form", DEFAULT))
     for_cdf = tune.best(tune.piecewise(epsilon=epsilon, **UNIT), tune.distribution(N)).mechanism
-    own, two_points = dpk.piecewise(epsilon=epsilon, **UNIT), dpk.duchi(epsilon=epsilon, **UNIT)
-    shares = np.linspace(0, 1, _STEPS)
+    piecewise, two_points = dpk.piecewise(epsilon=epsilon, **UNIT), dpk.duchi(epsilon=epsilon, **UNIT)
+    weights = np.linspace(0, 1, _STEPS)
     towards: list[Any]
-    if type(best) is type(own):
-        widths = own.width + shares * (for_cdf.width - own.width)
+    if type(best) is type(piecewise):
+        widths = piecewise.width + weights * (for_cdf.width - piecewise.width)
         towards = [dpk.composite("uniform", epsilon=epsilon, width=float(width), **UNIT) for width in widths]
     else:
-        towards = [dpk.Mixture(own, two_points, float(share)) for share in shares[1:-1]] + [own]
-    allowed = [made for made in towards if made.worst_variance <= ROOM * best.worst_variance]
-    return {"mean": best, "default": default, "moderate": allowed[-1], "piecewise": own, "distribution": for_cdf}
+        towards = [dpk.Mixture(piecewise, two_points, float(weight)) for weight in weights[1:-1]] + [piecewise]
+    allowed = [candidates for candidates in towards if candidates.worst_variance <= ROOM * best.worst_variance]
+    return {"mean": best, "default": default, "moderate": allowed[-1], "piecewise": piecewise, "distribution": for_cdf}
 
 
 def distance(mechanism: Any, shape: str, releases: int) -> float:
@@ -67,36 +67,36 @@ def distance(mechanism: Any, shape: str, releases: int) -> float:
             _ = counts.channel.squares
         except ValueError:
             return float("nan")
-        found = dpk.estimate(counts, bins=BINS, model="splines").distribution
+        distribution = dpk.estimate(counts, bins=BINS, model="splines").distribution
         truth = np.searchsorted(np.sort(x), AT, side="right") / N
-        errors.append(float(np.abs(found.cdf(AT) - truth).mean()))
+        errors.append(float(np.abs(distribution.cdf(AT) - truth).mean()))
     return float(np.mean(errors))
 
 
 def row(epsilon: float, shapes: tuple[str, ...], releases: int) -> dict[str, Any]:
     """The numbers of a budget."""
-    made = mechanisms(epsilon)
-    best = made["mean"]
-    found: dict[str, Any] = {"eps": epsilon, "best for the mean": type(best).__name__}
-    for name, one in made.items():
-        found[f"{name}: variance"] = float(one.worst_variance / best.worst_variance)
+    candidates = mechanisms(epsilon)
+    best = candidates["mean"]
+    cells: dict[str, Any] = {"eps": epsilon, "best for the mean": type(best).__name__}
+    for name, candidate in candidates.items():
+        cells[f"{name}: variance"] = float(candidate.worst_variance / best.worst_variance)
         for shape in shapes:
-            found[f"{name}: {shape}"] = distance(one, shape, releases)
-    return found
+            cells[f"{name}: {shape}"] = distance(candidate, shape, releases)
+    return cells
 
 
 def main() -> None:
     """Print the table."""
     parser = parser_of(__doc__)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    shapes, releases = (SHAPES_SHOWN[:1], 1) if given.quick else (SHAPES_SHOWN, RELEASES)
-    rows = [row(epsilon, shapes, releases) for epsilon in (QUICK if given.quick else EPSILONS)]
-    if given.json:
+    options = parser.parse_args()
+    shapes, releases = (SHAPES_SHOWN[:1], 1) if options.quick else (SHAPES_SHOWN, RELEASES)
+    rows = [row(epsilon, shapes, releases) for epsilon in (QUICK if options.quick else EPSILONS)]
+    if options.json:
         print(json.dumps(rows))
         return
-    names = list(dict.fromkeys(name for one in rows for name in one))
-    cells = [[_shown(one.get(name)) for name in names] for one in rows]
+    names = list(dict.fromkeys(name for row_cells in rows for name in row_cells))
+    cells = [[_shown(row_cells.get(name)) for name in names] for row_cells in rows]
     print(markdown(names, cells))
 
 

@@ -56,8 +56,8 @@ def skewed(rng: np.random.Generator, n: int) -> np.ndarray:
 def spiky(rng: np.random.Generator, n: int) -> np.ndarray:
     """Three quarters within 0.03 or so of 0.3 and 0.62, the rest uniform."""
     which = rng.random(n)
-    near = np.where(which < 0.4, rng.normal(0.3, 0.01, n), rng.normal(0.62, 0.02, n))
-    return np.clip(np.where(which < 0.75, near, rng.random(n)), 0, 1)
+    values = np.where(which < 0.4, rng.normal(0.3, 0.01, n), rng.normal(0.62, 0.02, n))
+    return np.clip(np.where(which < 0.75, values, rng.random(n)), 0, 1)
 
 
 def at_an_end(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -103,8 +103,8 @@ def mechanism(name: str, epsilon: float, n: int) -> Any:
         case "piecewise":
             return dpk.exact_sampler(dpk.piecewise(epsilon=epsilon, **UNIT))
         case "piecewise for the distribution":
-            found = tune.best(tune.piecewise(epsilon=epsilon, **UNIT), tune.distribution(n))
-            return dpk.exact_sampler(found.mechanism)
+            tuned = tune.best(tune.piecewise(epsilon=epsilon, **UNIT), tune.distribution(n))
+            return dpk.exact_sampler(tuned.mechanism)
         case _:
             return dpk.exact_sampler(dpk.square_wave(epsilon=epsilon, **UNIT))
 
@@ -123,12 +123,12 @@ PEER = "multi-freq-ldpy OUE, 32 bins"
 def ours(method: str, x: np.ndarray, epsilon: float, seed: int) -> tuple[InputDistribution, float]:
     """The estimate from one release, and its seconds."""
     name, model = METHODS[method]
-    form = mechanism(name, epsilon, len(x))
+    sampler = mechanism(name, epsilon, len(x))
     key = dpk.key_from_bytes(seed.to_bytes(32, "little"))
-    counts = Counts(form).add(dpk.perturb(x, form, key=key))
+    counts = Counts(sampler).add(dpk.perturb(x, sampler, key=key))
     start = time.perf_counter()
-    found = dpk.estimate(counts, bins=BINS, model=model).distribution
-    return found, time.perf_counter() - start
+    distribution = dpk.estimate(counts, bins=BINS, model=model).distribution
+    return distribution, time.perf_counter() - start
 
 
 def peers(x: np.ndarray, epsilon: float) -> tuple[InputDistribution, float]:
@@ -138,17 +138,21 @@ def peers(x: np.ndarray, epsilon: float) -> tuple[InputDistribution, float]:
     items = np.minimum((x * PEER_BINS).astype(int), PEER_BINS - 1)
     reports = np.array([UE_Client(item, PEER_BINS, epsilon, True) for item in items.tolist()])
     start = time.perf_counter()
-    shares = np.asarray(UE_Aggregator_MI(reports, epsilon, True), float)
+    histogram = np.asarray(UE_Aggregator_MI(reports, epsilon, True), float)
     seconds = time.perf_counter() - start
     edges, none = np.linspace(0, 1, PEER_BINS + 1), np.zeros(0)
-    return InputDistribution(edges, shares / shares.sum(), none, none), seconds
+    return InputDistribution(edges, histogram / histogram.sum(), none, none), seconds
 
 
-def errors(found: InputDistribution, x: np.ndarray) -> tuple[float, float, float]:
+def errors(distribution: InputDistribution, x: np.ndarray) -> tuple[float, float, float]:
     """Wasserstein-1, Kolmogorov-Smirnov, and the mean error of quantiles."""
     x = np.sort(x)
-    off = np.abs(found.cdf(AT) - np.searchsorted(x, AT, side="right") / len(x))
-    return float(off.mean()), float(off.max()), float(np.abs(found.quantile(P) - np.quantile(x, P)).mean())
+    cdf_errors = np.abs(distribution.cdf(AT) - np.searchsorted(x, AT, side="right") / len(x))
+    return (
+        float(cdf_errors.mean()),
+        float(cdf_errors.max()),
+        float(np.abs(distribution.quantile(P) - np.quantile(x, P)).mean()),
+    )
 
 
 def rows(cells: list[tuple[float, int]], releases: int) -> Iterator[dict[str, Any]]:
@@ -161,14 +165,14 @@ def rows(cells: list[tuple[float, int]], releases: int) -> Iterator[dict[str, An
 
 
 def _row(shape: str, make: Any, n: int, epsilon: float, method: str, releases: int) -> dict[str, Any]:
-    found = []
+    release_errors = []
     for release in range(releases):
         x = make(np.random.default_rng(release), n)
-        shares, seconds = peers(x, epsilon) if method == PEER else ours(method, x, epsilon, 1 + release)
-        found.append((*errors(shares, x), seconds))
-    w1, ks, quantiles = np.mean(found, 0)[:3]
-    spread = float(np.std(np.array(found)[:, 0], ddof=1)) / math.sqrt(releases)
-    seconds = min(one[3] for one in found)
+        distribution, seconds = peers(x, epsilon) if method == PEER else ours(method, x, epsilon, 1 + release)
+        release_errors.append((*errors(distribution, x), seconds))
+    w1, ks, quantiles = np.mean(release_errors, 0)[:3]
+    spread = float(np.std(np.array(release_errors)[:, 0], ddof=1)) / math.sqrt(releases)
+    seconds = min(row_errors[3] for row_errors in release_errors)
     return {
         "shape": shape,
         "n": n,
@@ -200,17 +204,22 @@ MEASURES = {
 }
 
 
-def tables(found: list[dict[str, Any]]) -> str:
+def tables(results: list[dict[str, Any]]) -> str:
     """A table a measure, with a row for every shape, budget and number of reports, and a column a method."""
-    methods = list(dict.fromkeys(row["method"] for row in found))
-    cells: dict[Any, dict[str, Any]] = {(row["shape"], row["eps"], row["n"]): {} for row in found}
-    for row in found:
+    methods = list(dict.fromkeys(row["method"] for row in results))
+    cells: dict[Any, dict[str, Any]] = {(row["shape"], row["eps"], row["n"]): {} for row in results}
+    for row in results:
         cells[row["shape"], row["eps"], row["n"]][row["method"]] = row
     lines = []
     for measure, text in MEASURES.items():
         rows = [
-            [shape, f"{eps:g}", f"10^{math.log10(n):.0f}", *(text(own[one]) if one in own else "" for one in methods)]
-            for (shape, eps, n), own in cells.items()
+            [
+                shape,
+                f"{eps:g}",
+                f"10^{math.log10(n):.0f}",
+                *(text(by_method[method]) if method in by_method else "" for method in methods),
+            ]
+            for (shape, eps, n), by_method in cells.items()
         ]
         lines += [measure, "", markdown(["shape", "eps", "n", *methods], rows), ""]
     return "\n".join(lines)
@@ -255,26 +264,26 @@ def covered(shape: str, epsilon: float, n: int, releases: int, assume: str) -> t
     x, masses = make()
     order = np.argsort(x, kind="stable")
     x, masses = x[order].round(10), masses[order] / masses.sum()
-    form = mechanism("piecewise", epsilon, n)
-    channel = Counts(form).channel
+    sampler = mechanism("piecewise", epsilon, n)
+    channel = Counts(sampler).channel
     q = channel.probabilities(x, np.arange(len(channel.written))) @ masses
-    below = np.append(0.0, np.cumsum(masses))
-    cdf, strictly = (below[np.searchsorted(x, CDF_AT, side)] for side in ("right", "left"))
-    quantiles = x[np.minimum(np.searchsorted(below[1:], LEVELS - 1e-12), len(x) - 1)]
+    cdf_below = np.append(0.0, np.cumsum(masses))
+    cdf, strictly = (cdf_below[np.searchsorted(x, CDF_AT, side)] for side in ("right", "left"))
+    quantiles = x[np.minimum(np.searchsorted(cdf_below[1:], LEVELS - 1e-12), len(x) - 1)]
     between = strictly[1:] - strictly[:-1]
     between[-1] = cdf[-1] - strictly[-2]
     held = []
     for release in range(releases):
-        counts = Counts(form)
+        counts = Counts(sampler)
         counts.numbers = np.random.default_rng(release).multinomial(n, q / q.sum())
         e = dpk.estimate(counts, grid=grid, assume=assume, model="none" if assume == "nothing" else "auto")
-        found = [(e.cdf(CDF_AT), cdf), (e.histogram(CDF_AT).shares, between)]
+        intervals = [(e.cdf(CDF_AT), cdf), (e.histogram(CDF_AT).shares, between)]
         try:
-            found.insert(0, (e.quantile(LEVELS), quantiles))
+            intervals.insert(0, (e.quantile(LEVELS), quantiles))
         except dpk.TooFewReportsError:
-            held.append([[np.nan, np.nan], *map(_held, *zip(*found, strict=True))])
+            held.append([[np.nan, np.nan], *map(_held, *zip(*intervals, strict=True))])
             continue
-        held.append([_held(one, truth) for one, truth in found])
+        held.append([_held(interval, truth) for interval, truth in intervals])
     rates = np.nanmean(np.array(held), axis=0)
     return rates[:, 0], rates[:, 1]
 
@@ -303,16 +312,16 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=list(COVERED), help="of coverage; default: all")
     parser.add_argument("--n", action="append", type=int, help="reports, of coverage; default: 10^4 and 10^5")
     parser.add_argument("--assume", default="nothing", choices=["nothing", "smooth"], help="of coverage")
-    given = parser.parse_args()
-    if given.coverage:
-        cells_of_table = [(epsilon, n) for n in given.n or (10**4, 10**5) for epsilon in (0.5, 1.0, 2.5)]
+    options = parser.parse_args()
+    if options.coverage:
+        cells_of_table = [(epsilon, n) for n in options.n or (10**4, 10**5) for epsilon in (0.5, 1.0, 2.5)]
         heading = ["shape", "eps", "n", "quantiles (width)", "cdf (width)", "shares (width)", "all"]
         print(markdown(heading, []))
-        for row in coverage(given.shape or list(COVERED), cells_of_table, given.releases, given.assume):
+        for row in coverage(options.shape or list(COVERED), cells_of_table, options.releases, options.assume):
             print("| " + " | ".join(row) + " |", flush=True)
         return
-    found = list(rows(QUICK, QUICK_RELEASES) if given.quick else rows(CELLS, RELEASES))
-    print(json.dumps(found) if given.json else tables(found))
+    results = list(rows(QUICK, QUICK_RELEASES) if options.quick else rows(CELLS, RELEASES))
+    print(json.dumps(results) if options.json else tables(results))
 
 
 if __name__ == "__main__":

@@ -92,8 +92,8 @@ def _parameters(name: str) -> list[list[float]]:
 
 def windowed(name: str, epsilon: float) -> list[float]:
     """Return log m and log((k/y)/(e^eps - 1))."""
-    one = made(name, epsilon)
-    return [math.log(one.width), math.log(one.relative_height / math.expm1(epsilon))]
+    mechanism = made(name, epsilon)
+    return [math.log(mechanism.width), math.log(mechanism.relative_height / math.expm1(epsilon))]
 
 
 def jumps(name: str) -> list[float]:
@@ -101,33 +101,33 @@ def jumps(name: str) -> list[float]:
     log_m = np.array(_parameters(name)[0])
     rise = np.diff(log_m)
     usual = [np.median(np.delete(rise[max(i - 2, 0) : i + 3], min(i, 2))) for i in range(len(rise))]
-    found = []
+    points = []
     for i in np.flatnonzero(abs(rise - usual) > _JUMP):
         low, high = grid(PARAMETERS)[i : i + 2]
         for _ in range(14):
             middle = math.sqrt(low * high)
             m = windowed(name, middle)[0]
             low, high = (middle, high) if abs(m - log_m[i]) < abs(m - log_m[i + 1]) else (low, middle)
-        found.append(math.sqrt(low * high))
-    return found
+        points.append(math.sqrt(low * high))
+    return points
 
 
 def optimum(epsilon: float) -> list[float]:
     """Return the logarithms of the worst-case variance and of half the range of reports, in widths of the interval."""
-    one = made("optimal", epsilon)
-    low, high = one.output_interval
-    return [math.log(one.worst_variance), math.log((high - low) / 2)]
+    mechanism = made("optimal", epsilon)
+    low, high = mechanism.output_interval
+    return [math.log(mechanism.worst_variance), math.log((high - low) / 2)]
 
 
 def optimal_rows(epsilon: float) -> dict[str, Any]:
     """Return the reports of inputs in the lower half of [0, 1], row by row; the upper half mirrors it."""
-    one: Optimal = made("optimal", epsilon)
-    p = np.asarray(one.probabilities)
-    half = p[: (len(p) + 1) // 2]
+    mechanism: Optimal = made("optimal", epsilon)
+    p = np.asarray(mechanism.probabilities)
+    upper_rows = p[: (len(p) + 1) // 2]
     return {
         "epsilon": epsilon,
-        "reports": rounded(one.spacing * place for place in one.places),
-        "rows": [[float(f"{value:.5g}") if value > 1e-9 else 0 for value in row] for row in half],
+        "reports": rounded(mechanism.spacing * output for output in mechanism.places),
+        "rows": [[float(f"{value:.5g}") if value > 1e-9 else 0 for value in row] for row in upper_rows],
     }
 
 
@@ -145,8 +145,8 @@ def gaussian(delta: float) -> list[float]:
 
     def excess(log_mu: float, epsilon: float) -> float:
         mu = math.exp(log_mu)
-        above, below = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-        return float(above + np.log(-np.expm1(min(below - above, -1e-300)))) - math.log(delta)
+        log_p, log_q = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return float(log_p + np.log(-np.expm1(min(log_q - log_p, -1e-300)))) - math.log(delta)
 
     return rounded((brentq(excess, -12.0, 8.0, args=(e,), xtol=1e-10) for e in grid(GAUSSIAN)), 7)
 
@@ -191,22 +191,22 @@ def errors(mechanism: object) -> list[float]:
 
 def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]:
     """Return, for each budget, log m of the piecewise mechanism with the least error of the cdf, and its error."""
-    (low, high), found = _WIDTHS, list[tuple[float, float]]()
+    (low, high), errors = _WIDTHS, list[tuple[float, float]]()
     for epsilon in map(float, budgets):
         error = partial(narrow_error, epsilon, people)
-        if found:
-            before = found[-1][0]
-            found.append(bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4))
+        if errors:
+            before = errors[-1][0]
+            errors.append(bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4))
         else:
-            found.append(minimum_and_value_on_grid(error, np.linspace(low, high, 25), xatol=1e-4))
-    return found
+            errors.append(minimum_and_value_on_grid(error, np.linspace(low, high, 25), xatol=1e-4))
+    return errors
 
 
 def narrow_error(epsilon: float, people: float, log_m: float) -> float:
     """Return log of the error of the piecewise mechanism with this width."""
-    one = piecewise(epsilon=epsilon, lower=0.0, upper=1.0, eta=2 / math.exp(log_m))
+    mechanism = piecewise(epsilon=epsilon, lower=0.0, upper=1.0, eta=2 / math.exp(log_m))
     with jax.enable_x64(True):
-        return math.log(_error(one, people))
+        return math.log(_error(mechanism, people))
 
 
 def people() -> list[int]:
@@ -218,11 +218,11 @@ def tables() -> dict[str, Any]:
     """Return all tables as the page takes them; this takes a few minutes."""
 
     def each(what: str, names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
-        found = {}
+        values = {}
         for name in names:
             print(f"{what}: {name}", file=sys.stderr)
-            found[name] = make(name)
-        return found
+            values[name] = make(name)
+        return values
 
     narrowest = [narrow(n, grid(ERROR_BUDGETS)) for n in grid(ERROR_VALUES)]
     widths, least_errors = np.moveaxis(np.array(narrowest), 2, 0)
@@ -263,7 +263,7 @@ def _shuffled(name: str) -> list[list[list[float]]]:
 def packed(values: np.ndarray) -> Any:
     """Return numbers as multiples of UNIT, each as its difference from its predecessor in the innermost list."""
     if isinstance(values, dict):
-        return {name: packed(one) for name, one in values.items()}
+        return {name: packed(value) for name, value in values.items()}
     return np.diff(np.rint(np.array(values) / UNIT).astype(int), axis=-1, prepend=0).tolist()
 
 

@@ -78,8 +78,8 @@ def stream_parquet(source: Path, target: Path) -> None:
     """The same, row group by row group."""
     file = pq.ParquetFile(source)
     with pq.ParquetWriter(target, file.schema_arrow) as writer:
-        for at in range(file.num_row_groups):
-            writer.write_table(file.read_row_group(at))
+        for group in range(file.num_row_groups):
+            writer.write_table(file.read_row_group(group))
 
 
 def perturb(source: Path, target: Path) -> None:
@@ -97,8 +97,8 @@ def seconds(task: Callable[[Path, Path], None], source: Path, target: Path) -> f
 
 def peak_mebibytes(source: Path, target: Path) -> float:
     """Of the command, in a process of its own."""
-    wanted = [sys.executable, "-c", PEAK, *COMMAND, "perturb", str(source), str(target), *OPTIONS]
-    return int(subprocess.run(wanted, capture_output=True, text=True, check=True).stdout) / 1024
+    command = [sys.executable, "-c", PEAK, *COMMAND, "perturb", str(source), str(target), *OPTIONS]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
 
 
 def row(name: str, rows: int, source: Path, arrow: Callable[[Path, Path], None]) -> list[str]:
@@ -106,7 +106,7 @@ def row(name: str, rows: int, source: Path, arrow: Callable[[Path, Path], None])
     target = source.with_name(f"out{source.suffix}")
     perturb(source, target)
     times = [(seconds(arrow, source, target), seconds(perturb, source, target)) for _ in range(_ROUNDS)]
-    theirs, ours = (statistics.median(one) for one in zip(*times, strict=True))
+    theirs, ours = (statistics.median(stage_times) for stage_times in zip(*times, strict=True))
     ratio = statistics.median(our / their for their, our in times)
     size = source.stat().st_size / 1e6
     peak = peak_mebibytes(source, target)
@@ -196,14 +196,21 @@ print(json.dumps([time.process_time() - processor, time.perf_counter() - start])
 def stages(rows: int) -> Iterator[list[str]]:
     """Yield a line for each part of a release: processor and clock time, and the peak of memory."""
     with TemporaryDirectory() as folder:
-        source, target, other = (Path(folder) / f"{name}.parquet" for name in ("in", "out", "other"))
+        source, target, reference = (Path(folder) / f"{name}.parquet" for name in ("in", "out", "other"))
         with pq.ParquetWriter(source, pa.schema([("age", pa.float64())])) as writer:
             for table in tables(rows):
                 writer.write_table(table.select(["age"]), row_group_size=1 << 20)
-        copy = ["sh", "-c", 'cp "$1" "$2" && sync "$2"', "sh", str(source), str(other)]
+        copy = ["sh", "-c", 'cp "$1" "$2" && sync "$2"', "sh", str(source), str(reference)]
         commands = {"cp and sync": copy, "perturb": [*COMMAND, "perturb", str(source), str(target), *OPTIONS]}
         for name, (_, of_release) in STAGES.items():
-            commands[name] = [sys.executable, "-c", _OF_STAGE, name, str(target if of_release else source), str(other)]
+            commands[name] = [
+                sys.executable,
+                "-c",
+                _OF_STAGE,
+                name,
+                str(target if of_release else source),
+                str(reference),
+            ]
         for name, arguments in commands.items():
             measured = [sys.executable, "-c", _MEASURED, *arguments]
             lines = subprocess.run(measured, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -118,13 +118,13 @@ def _tuned(family: str, objective: str) -> Program:
     return _ours(f"tune.best(tune.{family}, tune.{objective}).value", "from accountants import tune")
 
 
-def _slope(guarantee: str, at: float) -> Program:
+def _slope(guarantee: str, epsilon: float) -> Program:
     """Return the program for the derivative of eps in a number ``x`` of a guarantee."""
     imports = (
         "import accountants, jax, dpkernels as dpk\nfrom accountants import guarantee\n"
         'jax.config.update("jax_enable_x64", True)'
     )
-    return _ours(f"float(jax.grad(lambda x: {guarantee}.epsilon(1e-6))({at}))", imports)
+    return _ours(f"float(jax.grad(lambda x: {guarantee}.epsilon(1e-6))({epsilon}))", imports)
 
 
 def _bracket(guarantee: str, delta: float = 1e-6) -> Program:
@@ -287,9 +287,9 @@ ROWS = (
 def surroundings(folder: str) -> dict[str, str]:
     """Return this process's environment without the folders in which compiled programs are kept."""
     dropped = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "PYTHONDONTWRITEBYTECODE")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
-    return kept | {"PYTHONPATH": path, "XDG_CACHE_HOME": folder, "DPKERNELS_CACHE": ""}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
+    return environment | {"PYTHONPATH": path, "XDG_CACHE_HOME": folder, "DPKERNELS_CACHE": ""}
 
 
 def measured(program: Program, rounds: int) -> dict[str, Any]:
@@ -332,13 +332,13 @@ def shown(answer: RealArray) -> str:
 HEADING = ["first answer", "processor, s", "clock, s", "computing, s", f"{PEER}, s", "goal, s", "answer", f"{PEER}'s"]
 
 
-def lines(rows: list[Row], rounds: int, found: list[dict[str, Any]]) -> Iterator[list[str]]:
+def lines(rows: list[Row], rounds: int, rows_measured: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Measure every row and yield its line of the table; the measurements are appended to ``found``."""
     for row in rows:
         ours, peer = measured(row.ours, rounds), peer_of(row, rounds)
         later = ours["imported"] if row.ours.imports else []  # An import alone computes nothing.
         ours["computing"] = (measured(row.ours.after_importing(later), rounds) if later else ours)["processor"]
-        found.append({**asdict(row), "measured": ours, "peer_measured": peer})
+        rows_measured.append({**asdict(row), "measured": ours, "peer_measured": peer})
         yield cells(row, ours, peer)
 
 
@@ -354,12 +354,12 @@ def main() -> None:
     rows = [row for row in ROWS if options.only in row.name and not (options.quick and row.slow)]
     on, command = machine("dp-accounting"), shlex.join(["python", "-m", "benchmarks.first_answer", *sys.argv[1:]])
     print(f"{on}\n{command}, the least of {rounds}\n\n{markdown(HEADING, [])}", flush=True)
-    found: list[dict[str, Any]] = []
-    for line in lines(rows, rounds, found):
+    rows_measured: list[dict[str, Any]] = []
+    for line in lines(rows, rounds, rows_measured):
         print(f"| {' | '.join(line)} |", flush=True)
     if options.json:
-        made = {"machine": on, "command": command, "rounds": rounds, "rows": found}
-        options.json.write_text(json.dumps(made, indent=2) + "\n")
+        record = {"machine": on, "command": command, "rounds": rounds, "rows": rows_measured}
+        options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

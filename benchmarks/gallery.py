@@ -47,14 +47,14 @@ def main() -> None:
     """Save the chosen pictures."""
     parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="first letters of notebooks; all by default")
-    wanted = tuple(parser.parse_args().names) or ("",)
+    selected = tuple(parser.parse_args().names) or ("",)
     os.environ.update(JAX_PLATFORMS="cpu", MPLBACKEND="module://matplotlib_inline.backend_inline")
     PICTURES.mkdir(parents=True, exist_ok=True)
     for path in sorted(NOTEBOOKS.glob("[0-9]*.py")):
-        if path.name.startswith(wanted):
-            found = pictures(path)
-            save_small(found[CHOSEN.get(path.name[:2], 1) - 1], PICTURES / f"{path.stem}.png")
-            print(f"{path.stem}: {len(found)} pictures")
+        if path.name.startswith(selected):
+            images = pictures(path)
+            save_small(images[CHOSEN.get(path.name[:2], 1) - 1], PICTURES / f"{path.stem}.png")
+            print(f"{path.stem}: {len(images)} pictures")
 
 
 if __name__ == "__main__":

@@ -88,12 +88,12 @@ class Program:
 
 def exact_release(mechanism: object, dtype: str) -> Program:
     """The exact release of a mechanism on an H200."""
-    form, mesh = dpk.exact_sampler(mechanism), _described()
+    sampler, mesh = dpk.exact_sampler(mechanism), _described()
     split = NamedSharding(mesh, PartitionSpec("values"))
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((VALUES,), dtype, sharding=split)
-        heads = [jax.ShapeDtypeStruct((12,), jnp.uint32, sharding=split) for _ in form.words]
-        return _read(engines.sharded(form, tuple(mesh.devices.ravel())).lower(x, *heads))
+        heads = [jax.ShapeDtypeStruct((12,), jnp.uint32, sharding=split) for _ in sampler.words]
+        return _read(engines.sharded(sampler, tuple(mesh.devices.ravel())).lower(x, *heads))
 
 
 def float_kernel(mechanism: Any) -> Program:
@@ -152,16 +152,23 @@ def kernels_and_bytes(program: str) -> tuple[int, int]:
     """Kernels that a program launches, and bytes that these read and write."""
     pattern = re.compile(r"\s*(?:ROOT )?%([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)")
     lines = [pattern.match(line) for line in program[program.index("\nENTRY") :].splitlines()]
-    made = {line[1]: (line[2], line[3], re.findall(r"%([\w.-]+)", line[4])) for line in lines if line}
-    launched = [(shape, operands) for shape, kind, operands in made.values() if kind not in _NOT_LAUNCHED]
-    moved = sum(_size(shape) + sum(_size(made[at][0]) for at in operands if at in made) for shape, operands in launched)
+    instructions = {line[1]: (line[2], line[3], re.findall(r"%([\w.-]+)", line[4])) for line in lines if line}
+    launched = [(shape, operands) for shape, opcode, operands in instructions.values() if opcode not in _NOT_LAUNCHED]
+    moved = sum(
+        _size(shape) + sum(_size(instructions[operand][0]) for operand in operands if operand in instructions)
+        for shape, operands in launched
+    )
     return len(launched), moved
 
 
 def _size(shape: str) -> int:
     """Bytes of a shape as XLA writes it, tuples summed."""
-    found = re.findall(r"\b(\w+)\[([\d,]*)\]", shape)
-    arrays = [(_BYTES[kind], dims.split(",") if dims else []) for kind, dims in found if kind in _BYTES]
+    typed_shapes = re.findall(r"\b(\w+)\[([\d,]*)\]", shape)
+    arrays = [
+        (_BYTES[element_type], dims.split(",") if dims else [])
+        for element_type, dims in typed_shapes
+        if element_type in _BYTES
+    ]
     return sum(width * math.prod(map(int, dims)) for width, dims in arrays)
 
 

@@ -30,11 +30,11 @@ def rows(names: dict[str, Any]) -> dict[str, tuple[str, float, float, float]]:
     """Return parameters, value of the loop, of ``tune.best`` and of the enumeration, by example."""
     tune, z = names["tune"], {key: names[f"{key}_path"][-1] for key in _EXAMPLES}
     rate = 1e-3 ** np.sin(z["rate"][0]) ** 2
-    shares = np.exp(z["split"][:3]) / np.exp(z["split"][:3]).sum()
+    fractions = np.exp(z["split"][:3]) / np.exp(z["split"][:3]).sum()
     grid = np.stack(np.meshgrid(*[np.linspace(0.05, 0.9, 171)] * 2), -1).reshape(-1, 2)
     thirds = np.column_stack([grid, 1 - grid.sum(1)])[grid.sum(1) < 0.99]
     split = (names["weights"] * float(names["sigma"]) ** 2 / thirds).sum(1).min()
-    rates = [names["on_samples"](np.array([at])) for at in np.linspace(0.0, 0.6, 7)]
+    rates = [names["on_samples"](np.array([offsets])) for offsets in np.linspace(0.0, 0.6, 7)]
     q = 1 / (1 + np.exp(-z["recycled"][0]))
     together, alike = (tune.best(names[name], tune.worst_variance).value for name in ("together", "alike"))
     return {
@@ -47,7 +47,7 @@ def rows(names: dict[str, Any]) -> dict[str, tuple[str, float, float, float]]:
         ),
         "recycled": (f"q = {q:.4f}", z["recycled"][-1], 1 - names["recycled_best"].value, names["recycled_grid"]),
         "rate": (f"p = {rate:.6f}", z["rate"][-1], together, float(min(rates))),
-        "split": (f"shares {', '.join(f'{share:.4f}' for share in shares)}", z["split"][-1], 6 * alike, split),
+        "split": (f"shares {', '.join(f'{fraction:.4f}' for fraction in fractions)}", z["split"][-1], 6 * alike, split),
     }
 
 
@@ -55,13 +55,13 @@ def parameters_along(names: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """Return every parameter over the steps of the loop, by example and by name."""
     jax, z = names["jax"], {key: names[f"{key}_path"][:, :-1] for key in _EXAMPLES}
     shapes = jax.jit(jax.vmap(names["shape"]))(z["shape"])
-    shares = np.asarray(jax.nn.softmax(z["split"]))
+    fractions = np.asarray(jax.nn.softmax(z["split"]))
     return {
         "eta": {"eta": 1 + np.exp(z["eta"][:, 0])},
         "shape": {"width m": shapes.width, "height k": shapes.height, "level y": shapes.level},
         "recycled": {"q": 1 / (1 + np.exp(-z["recycled"][:, 0]))},
         "rate": {"rate p": 1e-3 ** np.sin(z["rate"][:, 0]) ** 2},
-        "split": {f"share {i + 1}": share for i, share in enumerate(shares.T)},
+        "split": {f"share {i + 1}": fraction for i, fraction in enumerate(fractions.T)},
     }
 
 

@@ -81,14 +81,16 @@ def h1_rate(mechanism: dpk.Windowed) -> float:
 
 def h2_rate(mechanism: dpk.Windowed, x: Real) -> float:
     """|F(n1) - F(x)| / |F(n2) - F(x)|, with n1 and n2 at 1/4 and 3/4 of the way from x to the far end of reports."""
-    far = mechanism.output_interval[0 if x > mechanism.middle else 1]
-    at_input, first, second = (float(mechanism.cdf(x + share * (far - x), x)) for share in (0.0, 0.25, 0.75))
+    farther_end = mechanism.output_interval[0 if x > mechanism.middle else 1]
+    at_input, first, second = (
+        float(mechanism.cdf(x + fraction * (farther_end - x), x)) for fraction in (0.0, 0.25, 0.75)
+    )
     return (first - at_input) / (second - at_input)
 
 
 def base_h2_rate(mechanism: dpk.Windowed) -> float:
     """H2 at the middle with the areas of the base alone: the reading that gives the printed column."""
-    first, second = (float(mechanism.base.cdf(at)) - 0.5 for at in (0.25, 0.75))
+    first, second = (float(mechanism.base.cdf(fraction)) - 0.5 for fraction in (0.25, 0.75))
     return first / second
 
 
@@ -106,9 +108,9 @@ def stopped(epsilon: float, thresholds: Sequence[float]) -> list[dict[str, float
     best = float(optimum("A1B1", epsilon, "sup_inf").central_variance)
     rows = []
     for threshold in thresholds:
-        found = searched("A1B1", epsilon, threshold * best)
-        row = {"V_t / optimum": threshold, "rounds": len(found.rounds), "evaluations": found.evaluations}
-        rows.append(row | {"variance / optimum": found.value / best, "H1": h1_rate(found.mechanism)})
+        search = searched("A1B1", epsilon, threshold * best)
+        row = {"V_t / optimum": threshold, "rounds": len(search.rounds), "evaluations": search.evaluations}
+        rows.append(row | {"variance / optimum": search.value / best, "H1": h1_rate(search.mechanism)})
     return rows
 
 

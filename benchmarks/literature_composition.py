@@ -55,8 +55,8 @@ def _milliseconds(column: Callable[[float], float]) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
-def _epsilon(made: Guarantee, delta: float) -> float:
-    return float(made.estimate_epsilon(delta))
+def _epsilon(composed: Guarantee, delta: float) -> float:
+    return float(composed.estimate_epsilon(delta))
 
 
 @cache
@@ -80,7 +80,7 @@ def exactly(kind: str) -> Guarantee:
 @cache
 def sampled(kind: str) -> Guarantee:
     """1,000 reports, each of Algorithm 2's choice on a fresh sample, sensitivity D, accounted exactly."""
-    epsilon, delta = (float(part) for part in budget_on_sample(EPSILON, DELTA, RATE))
+    epsilon, delta = (float(sample_budget) for sample_budget in budget_on_sample(EPSILON, DELTA, RATE))
     law = published_recycling(KERNELS[kind], THETA, epsilon, delta, 1.0)[0]
     return guarantee(dpk.Additive(law), 1.0).subsample(RATE).repeat(REPORTS)
 
@@ -123,17 +123,19 @@ def figure_five(counts: Any, sigma: float = math.sqrt(200.0), delta: float = 1e-
     do, and their delta0 add. delta0 is the best share of delta. Beside it zCDP and the Gaussian exactly (l2 sensitivity
     sqrt(D0)), and Laplace noise of the same variance, as pure DP.
     """
-    shares = np.geomspace(0.01, 0.99, 25)
+    fractions = np.geomspace(0.01, 0.99, 25)
     for D0 in counts:
         yield {
             "D0": int(D0),
-            "Gaussian, one-shot (eps, delta)": min(_one_shot(int(D0), sigma, delta, share) for share in shares),
+            "Gaussian, one-shot (eps, delta)": min(
+                _one_shot(int(D0), sigma, delta, fraction) for fraction in fractions
+            ),
             "Gaussian, zCDP": float(best_epsilon(D0 * gaussian_rho(sigma), delta)),
             "Gaussian, exact": float(guarantee(dpk.gaussian(sigma=sigma), 1.0).repeat(int(D0)).epsilon(delta)),
             "Laplace, as pure DP": float(pure_epsilon(math.sqrt(2) / sigma, int(D0), delta)),
         }
 
 
-def _one_shot(D0: int, sigma: float, delta: float, share: float) -> float:
-    each = float(guarantee(dpk.gaussian(sigma=sigma), 1.0).epsilon(share * delta / D0))
-    return float(pure_epsilon(each, D0, (1 - share) * delta))
+def _one_shot(D0: int, sigma: float, delta: float, fraction: float) -> float:
+    epsilon_each = float(guarantee(dpk.gaussian(sigma=sigma), 1.0).epsilon(fraction * delta / D0))
+    return float(pure_epsilon(epsilon_each, D0, (1 - fraction) * delta))

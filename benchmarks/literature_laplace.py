@@ -47,9 +47,9 @@ def table_c(eps1: float, eps2: float, eps3: float, c1: float, c2: float) -> list
     The printed columns of two breaks have the slip. One break gives the continuous distribution of rates (eps2, eps3).
     """
     rates = exact_rates((eps1, eps2, eps3))
-    laplace, one = dpk.Laplace(1 / rates[2]), dpk.MergedLaplace(rates[1:], (c1,))
+    laplace, merged = dpk.Laplace(1 / rates[2]), dpk.MergedLaplace(rates[1:], (c1,))
     _, first, second = with_the_slip(rates, (c1, c2))
-    moments = [float(value) for law in (laplace, one) for value in (law.absolute_moment, law.variance)]
+    moments = [float(value) for law in (laplace, merged) for value in (law.absolute_moment, law.variance)]
     return [moments[0], moments[2], first, moments[1], moments[3], second]
 
 

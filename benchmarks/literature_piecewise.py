@@ -105,12 +105,12 @@ def expected_root_mean_square(mechanism: Any, values: np.ndarray) -> float:
 def published_cost(epsilons: Sequence[float]) -> Iterable[dict[str, float]]:
     """Theorem 4: eta_0 beside the best eta, and what it costs in worst-case variance."""
     for epsilon in epsilons:
-        best, made = mechanism("type I", epsilon), published_piecewise(epsilon=epsilon, **UNIT)
+        best, published = mechanism("type I", epsilon), published_piecewise(epsilon=epsilon, **UNIT)
         yield {
             "eps": epsilon,
-            "eta_0": 2 / float(made.width),
+            "eta_0": 2 / float(published.width),
             "best eta": 2 / float(best.width),
-            "cost": float(made.worst_variance / best.worst_variance) - 1,
+            "cost": float(published.worst_variance / best.worst_variance) - 1,
         }
 
 

@@ -32,7 +32,7 @@ def staircase_acceptance(theta: float, epsilon: float, sensitivity: float = 1.0)
     steps end at theta, gamma = theta/D - floor(theta/D).
     """
     gamma = math.fmod(theta / sensitivity, 1.0)
-    return max(float(dpk.Staircase(epsilon, sensitivity, each).mass(-theta, theta)) for each in (gamma, 1.0))
+    return max(float(dpk.Staircase(epsilon, sensitivity, shape).mass(-theta, theta)) for shape in (gamma, 1.0))
 
 
 def tuned(theta: float, epsilon: float, sensitivity: float = 1.0, delta: float = DELTA) -> tune.Result:
@@ -48,12 +48,12 @@ def acceptances(theta: float, epsilon: float, sensitivity: float = 1.0, delta: f
     the published choice really has, over the target.
     """
     budget = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
-    found = published.published_budget(dpk.Gaussian, theta=theta, **budget)
+    published_choice = published.published_budget(dpk.Gaussian, theta=theta, **budget)
     kernel: Any = calibrate.gaussian(**budget).noise
-    true = recycling.profile(found.kernel, theta, found.q, sensitivity, epsilon)
+    true = recycling.profile(published_choice.kernel, theta, published_choice.q, sensitivity, epsilon)
     return {
         "kernel alone": float(kernel.mass(-theta, theta)),
-        "published": found.acceptance,
+        "published": published_choice.acceptance,
         "exact": tuned(theta, **budget).value,
         "Laplace": -math.expm1(-epsilon * theta / sensitivity),
         "staircase": staircase_acceptance(theta, epsilon, sensitivity),
@@ -104,8 +104,8 @@ def on_samples(
         noise = float(sampling_noise(rate))
         row = {"rate": rate, "sampling noise": noise}
         for name, sensitivity_at in readings.items():
-            made = _sampled(rate, noise, theta, epsilon, sensitivity, delta, sensitivity_at)
-            row[name] = float(made.acceptance)
+            noise_on_sample = _sampled(rate, noise, theta, epsilon, sensitivity, delta, sensitivity_at)
+            row[name] = float(noise_on_sample.acceptance)
         rows.append(row)
     return rows
 
@@ -134,8 +134,10 @@ def epsilon_for(theta: float, D: float, acceptance: float) -> list[float]:
     from scipy.optimize import brentq
 
     def missing(epsilon: float) -> float:
-        found = published.published_budget(dpk.Gaussian, theta=theta, epsilon=epsilon, delta=DELTA, sensitivity=D)
-        return found.acceptance - acceptance
+        published_choice = published.published_budget(
+            dpk.Gaussian, theta=theta, epsilon=epsilon, delta=DELTA, sensitivity=D
+        )
+        return published_choice.acceptance - acceptance
 
     return [float(brentq(missing, 0.5, 15.0, xtol=1e-3))]
 
@@ -148,14 +150,17 @@ def composed(counts: Sequence[int], epsilon: float, theta: float, delta: float =
     alone: Any = calibrate.gaussian(epsilon=epsilon, delta=delta).noise
     law: Any = published_recycling(dpk.Gaussian(1.0), theta, epsilon, delta, 1.0)[0]
     as_often = dpk.gaussian(sigma=theta / float(ndtri((1 + law.acceptance) / 2)))
-    made = {
+    guarantees = {
         "kernel alone": guarantee(dpk.gaussian(sigma=alone.sigma), 1.0),
         "published choice, exactly": guarantee(dpk.Additive(law), 1.0),
         "plain, accepted as often": guarantee(as_often, 1.0),
     }
     return [
         {"T": T, "published choice, Algorithm 3": _by_algorithm_three(law, theta, T, delta)}
-        | {name: float(one.repeat(T).estimate_epsilon(delta)) for name, one in made.items()}
+        | {
+            name: float(composed_guarantee.repeat(T).estimate_epsilon(delta))
+            for name, composed_guarantee in guarantees.items()
+        }
         for T in counts
     ]
 
@@ -255,8 +260,8 @@ def count_on_sample(size: int, rate: float | None = None, epsilon: float = 0.1, 
         sensitivity_at=published.published_sensitivity,
     )
     if rate is None:
-        found: Any = search(family, tune.acceptance(theta)).mechanism
-        return _rated(found.mechanism.noise, found.rate, theta, found.sampling_noise)
+        tuned: Any = search(family, tune.acceptance(theta)).mechanism
+        return _rated(tuned.mechanism.noise, tuned.rate, theta, tuned.sampling_noise)
     law = published_recycling(family.kernel, theta, *family.budget_on_sample(rate))[0]
     return _rated(law, rate, theta, float(family.rate.error(rate)))
 

@@ -38,9 +38,9 @@ QUICK = ((1, 1), (6, 1), (1, 4), (4, 3))
 def row(epsilon: float, ratio: float) -> dict[str, str]:
     """A row of the table, at a budget and a width of the interval over the sensitivity."""
     interval: dict[str, Any] = {"epsilon": epsilon, "lower": 0.0, "upper": float(ratio)}
-    near = interval | ({"sensitivity": 1.0} if ratio > 1 else {})
+    problem = interval | ({"sensitivity": 1.0} if ratio > 1 else {})
     start = time.process_time()
-    m = dpk.optimal(**near)
+    m = dpk.optimal(**problem)
     seconds = time.process_time() - start
     certificate = dpk.exact_sampler(m).certificate
     worst, text = float(certificate.worst_variance), certificate.to_json()
@@ -49,8 +49,8 @@ def row(epsilon: float, ratio: float) -> dict[str, str]:
     verified = time.process_time() - start
     closed: list[Any] = [make(**interval) for make in (dpk.piecewise, dpk.hybrid)]
     if ratio > 1:
-        closed.append(dpk.central_piecewise(**near))
-    best = min(float(one.worst_variance) for one in closed)
+        closed.append(dpk.central_piecewise(**problem))
+    best = min(float(mechanism.worst_variance) for mechanism in closed)
     return {
         "eps": f"{epsilon:g}",
         "R/D": f"{ratio:g}",
@@ -67,18 +67,20 @@ def row(epsilon: float, ratio: float) -> dict[str, str]:
 
 def steps_row(epsilon: float, ratio: float) -> dict[str, str]:
     """Worst-case variances of central_piecewise in units of the sensitivity squared."""
-    near: dict[str, Any] = {"epsilon": epsilon, "lower": 0.0, "upper": float(ratio), "sensitivity": 1.0}
-    made = dpk.central_piecewise(**near)
-    others = [dpk.central_piecewise(core=core, steps=math.ceil(ratio), **near) for core in ("published", "best")]
-    published, same_steps = (float(one.worst_variance) for one in others)
-    worst = float(made.worst_variance)
+    problem: dict[str, Any] = {"epsilon": epsilon, "lower": 0.0, "upper": float(ratio), "sensitivity": 1.0}
+    default = dpk.central_piecewise(**problem)
+    published_steps = [
+        dpk.central_piecewise(core=core, steps=math.ceil(ratio), **problem) for core in ("published", "best")
+    ]
+    published, same_steps = (float(mechanism.worst_variance) for mechanism in published_steps)
+    worst = float(default.worst_variance)
     return {
         "eps": f"{epsilon:g}",
         "R/D": f"{ratio:g}",
         "published core and steps": f"{published:.4g}",
         "best core, published steps": f"{same_steps:.4g}",
         "default": f"{worst:.4g}",
-        "steps": str(made.steps),
+        "steps": str(default.steps),
         "gain": f"{100 * (1 - worst / published):.1f} %",
     }
 
@@ -86,9 +88,9 @@ def steps_row(epsilon: float, ratio: float) -> dict[str, str]:
 def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
     """The share of the worst-case variance that inputs and reports half as far apart save."""
     rows = input_grid(epsilon, ratio, None)
-    fine, half = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach), half_outputs(rows, None)
+    fine, half_count = InputGrid(2 * rows.points - 1, 2 * rows.row_distance, rows.reach), half_outputs(rows, None)
     unit = (m.upper - m.lower) / 2
-    y = m.spacing / unit / 2 * np.arange(-2 * half, 2 * half + 1)
+    y = m.spacing / unit / 2 * np.arange(-2 * half_count, 2 * half_count + 1)
     p = least_variance(epsilon, fine.inputs, y, fine.row_distance)
     finer = (p @ y**2 - fine.inputs**2).max() + (m.step / unit / 4) ** 2
     return float(1 - finer * unit**2 / m.worst_variance)
@@ -99,14 +101,14 @@ def main() -> None:
     parser = parser_of(__doc__, "four budgets")
     parser.add_argument("pair", nargs="*", type=float, help="eps and R/D of one row")
     parser.add_argument("--steps", action="store_true", help="the default steps of central_piecewise")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["DPKERNELS_CACHE"] = ""
-    if given.steps:
+    if options.steps:
         rows = [steps_row(epsilon, ratio) for ratio in (1.5, 2, 4, 8, 16) for epsilon in (0.1, 0.5, 1, 2, 4, 8)]
     else:
-        pairs = [tuple(given.pair)] if given.pair else QUICK if given.quick else PAIRS
+        pairs = [tuple(options.pair)] if options.pair else QUICK if options.quick else PAIRS
         rows = [row(*pair) for pair in pairs]
-    print(markdown(list(rows[0]), [list(one.values()) for one in rows]))
+    print(markdown(list(rows[0]), [list(cells.values()) for cells in rows]))
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ class Reproduction:
 
 def _searched(quantity: Callable[[Any], float], eps: float) -> list[float]:
     """A quantity of what the source's search finds, for the constant bases; of the optimum for the quartic ones."""
-    found = [composite.searched(shape, eps).mechanism for shape in composite.SHAPES[:3]]
+    mechanisms = [composite.searched(shape, eps).mechanism for shape in composite.SHAPES[:3]]
     optima = [composite.optimum(shape, eps, "sup_inf") for shape in composite.SHAPES[3:]]
-    return [quantity(mechanism) for mechanism in (*found, *optima)]
+    return [quantity(mechanism) for mechanism in (*mechanisms, *optima)]
 
 
 REPRODUCTIONS: dict[str, Reproduction] = {
@@ -152,31 +152,31 @@ REPRODUCTIONS: dict[str, Reproduction] = {
 def computed(table: Table) -> np.ndarray:
     """The numbers of a printed table, computed; shape (rows, columns)."""
     row = REPRODUCTIONS[table.name].row
-    return np.array([row(**given) for given in table.inputs], float)
+    return np.array([row(**inputs) for inputs in table.inputs], float)
 
 
 def lacking(table: Table) -> str:
     """Return what is missing for a printed table: its computation, its finding, or values; empty if complete."""
-    made = REPRODUCTIONS.get(table.name)
-    if made is None or not made.finding:
-        return "no computation" if made is None else "no finding"
-    found = computed(table)
-    if found.shape != table.values.shape:
-        return f"computed numbers of shape {found.shape} for printed ones of {table.values.shape}"
-    absent = int((~np.isfinite(found)).sum())
+    reproduction = REPRODUCTIONS.get(table.name)
+    if reproduction is None or not reproduction.finding:
+        return "no computation" if reproduction is None else "no finding"
+    values = computed(table)
+    if values.shape != table.values.shape:
+        return f"computed numbers of shape {values.shape} for printed ones of {table.values.shape}"
+    absent = int((~np.isfinite(values)).sum())
     return f"{absent} numbers without a value" if absent else ""
 
 
 def summary(table: Table) -> dict[str, str]:
     """Return how many numbers agree to the printed digit, and the largest differences."""
-    found, printed = computed(table), table.values
-    off = abs(found - printed)
+    values, printed = computed(table), table.values
+    differences = abs(values - printed)
     return {
         "table": table.name,
         "numbers": str(printed.size),
-        "to the digit": str(int((off <= 0.5 * _last_digit(table) * (1 + 1e-9)).sum())),
-        "largest difference": f"{off.max():.3g}",
-        "relative": f"{(off / abs(printed)).max():.2%}",
+        "to the digit": str(int((differences <= 0.5 * _last_digit(table) * (1 + 1e-9)).sum())),
+        "largest difference": f"{differences.max():.3g}",
+        "relative": f"{(differences / abs(printed)).max():.2%}",
     }
 
 
@@ -192,15 +192,15 @@ def _place(value: float) -> float:
 
 def cells(table: Table) -> Iterator[list[str]]:
     """One row a number: settings, column, printed, computed, difference."""
-    for given, printed, found in zip(table.inputs, table.values, computed(table), strict=True):
-        where = ", ".join(f"{name} {value}" for name, value in given.items())
-        for column, old, new in zip(table.columns, printed, found, strict=True):
+    for row_inputs, printed, row_values in zip(table.inputs, table.values, computed(table), strict=True):
+        where = ", ".join(f"{name} {value}" for name, value in row_inputs.items())
+        for column, old, new in zip(table.columns, printed, row_values, strict=True):
             yield [where, column, f"{old:g}", f"{new:.6g}", f"{new - old:+.2g}"]
 
 
 def chosen(text: str, quick: bool) -> list[Table]:
     """The tables whose name has a text."""
-    slow = {name for name, made in REPRODUCTIONS.items() if not made.quick}
+    slow = {name for name, reproduction in REPRODUCTIONS.items() if not reproduction.quick}
     named = [table for name, table in tables().items() if text.lower() in name.lower()]
     return [table for table in named if not (quick and table.name in slow)]
 
@@ -210,8 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__, "without compositions and searches")
     parser.add_argument("text", nargs="?", default="", help="part of a table's name")
     parser.add_argument("--cells", action="store_true", help="every number")
-    given = parser.parse_args(arguments)
-    asked, missing = chosen(given.text, given.quick), 0
+    options = parser.parse_args(arguments)
+    asked, missing = chosen(options.text, options.quick), 0
     for table in asked:
         if fault := lacking(table):
             missing += 1
@@ -219,10 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         line = summary(table)
         print(markdown(list(line), [list(line.values())]), f"\n\n{REPRODUCTIONS[table.name].finding}\n", flush=True)
-        if given.cells:
+        if options.cells:
             print(markdown(["settings", "column", "printed", "computed", "difference"], cells(table)), "\n")
     if not asked:
-        print(f"no table's name has {given.text!r}", file=sys.stderr)
+        print(f"no table's name has {options.text!r}", file=sys.stderr)
     return int(bool(missing) or not asked)
 
 

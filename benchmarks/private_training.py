@@ -149,7 +149,7 @@ def compile_seconds(leaves: int, batch: int) -> str:
 def noises(size: int) -> dict[str, Callable[[], Any]]:
     """Return compiled functions that draw noise alone."""
     sampler, _ = exact_noise(1.0, size)
-    key, other, zeros = dpk.os_key(), jax.random.key(0), jnp.zeros(size, jnp.int32)
+    key, simulation_key, zeros = dpk.os_key(), jax.random.key(0), jnp.zeros(size, jnp.int32)
 
     @jax.jit
     def ours(key: jax.Array, zeros: jax.Array) -> jax.Array:
@@ -157,7 +157,7 @@ def noises(size: int) -> dict[str, Callable[[], Any]]:
             return release_integers(key, sampler, zeros)
 
     theirs = jax.jit(lambda key: jax.random.normal(key, (size,)))
-    return {"certified noise": lambda: ours(key, zeros), "jax.random.normal": lambda: theirs(other)}
+    return {"certified noise": lambda: ours(key, zeros), "jax.random.normal": lambda: theirs(simulation_key)}
 
 
 def timed(runs_of: Callable[[int], dict[str, Callable[[], Any]]], sizes: Iterable[int], times: int) -> str:
@@ -190,13 +190,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[2000, 100_000, 1_000_000])
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--leaves", type=int, default=100)
-    given = parser.parse_args(arguments)
-    print(f"{given.batch} examples. {machine('optax', 'jax-privacy', 'opacus', 'torch')}\n")
-    print(timed(lambda size: aggregations(size, given.batch), given.sizes, given.times), end="\n\n")
-    print(timed(lambda size: sums(size, given.batch), given.sizes, given.times), end="\n\n")
-    print(timed(noises, given.sizes, given.times), end="\n\n")
-    print(compile_seconds(given.leaves, given.batch), end="\n\n")
-    print(distances([*given.sizes, 10**8]))
+    options = parser.parse_args(arguments)
+    print(f"{options.batch} examples. {machine('optax', 'jax-privacy', 'opacus', 'torch')}\n")
+    print(timed(lambda size: aggregations(size, options.batch), options.sizes, options.times), end="\n\n")
+    print(timed(lambda size: sums(size, options.batch), options.sizes, options.times), end="\n\n")
+    print(timed(noises, options.sizes, options.times), end="\n\n")
+    print(compile_seconds(options.leaves, options.batch), end="\n\n")
+    print(distances([*options.sizes, 10**8]))
 
 
 if __name__ == "__main__":

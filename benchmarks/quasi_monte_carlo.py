@@ -52,12 +52,12 @@ def errors(points: Points, x: np.ndarray, mechanism: dpk.Windowed) -> list[float
     """Return the error of the mean of the largest report of the inputs x, for every number of points."""
     random = np.random.default_rng(1)
     truth = mechanism.icdf(sobol(REFERENCE, len(x), random), x).max(1).mean()
-    found = []
+    values = []
     for count in COUNTS:
         u = np.stack([points(int(count), len(x), random) for _ in range(REPETITIONS)])
         means = mechanism.icdf(u, x).max(2).mean(1)
-        found.append(float(np.sqrt(np.mean((means - truth) ** 2))))
-    return found
+        values.append(float(np.sqrt(np.mean((means - truth) ** 2))))
+    return values
 
 
 def main() -> None:

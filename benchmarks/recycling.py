@@ -29,10 +29,10 @@ def acceptances(sensitivity: float, epsilon: float, theta: float = 1.0) -> list[
     """
     budget = {"epsilon": epsilon, "delta": DELTA, "sensitivity": sensitivity}
     alone: Any = calibrate.gaussian(**budget).noise
-    found = published.published_budget(Gaussian, theta=theta, **budget)
-    kept: Any = calibrate.budget_recycled(alone, theta=theta, **budget).noise
+    published_choice = published.published_budget(Gaussian, theta=theta, **budget)
+    calibrated: Any = calibrate.budget_recycled(alone, theta=theta, **budget).noise
     tuned: Any = calibrate.budget_recycled(Gaussian, theta=theta, **budget).noise
-    return [float(alone.mass(-theta, theta)), found.acceptance, kept.acceptance, tuned.acceptance]
+    return [float(alone.mass(-theta, theta)), published_choice.acceptance, calibrated.acceptance, tuned.acceptance]
 
 
 def gaussian_rows() -> Iterable[list[str]]:
@@ -53,10 +53,10 @@ def unsound_rows() -> Iterable[list[str]]:
     q = published.published_rate(kernel, 5.0, 3.0, DELTA, 1.0)
     yield ["Algorithm 1, Gaussian", "5", "1", "3", "2.7", *true_delta(kernel, 5.0, q, 1.0, 3.0)]
     for theta, D, eps in LAPLACE_CASES:
-        found = published.published_budget(Laplace, theta=theta, epsilon=eps, delta=DELTA, sensitivity=D)
-        share = f"{found.kernel_epsilon:.4g}"
-        realised = true_delta(found.kernel, theta, found.q, D, eps)
-        yield ["Algorithm 2, Laplace", f"{theta:g}", f"{D:g}", f"{eps:g}", share, *realised]
+        published_choice = published.published_budget(Laplace, theta=theta, epsilon=eps, delta=DELTA, sensitivity=D)
+        claimed = f"{published_choice.kernel_epsilon:.4g}"
+        realised = true_delta(published_choice.kernel, theta, published_choice.q, D, eps)
+        yield ["Algorithm 2, Laplace", f"{theta:g}", f"{D:g}", f"{eps:g}", claimed, *realised]
 
 
 def main() -> None:

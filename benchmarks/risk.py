@@ -54,11 +54,11 @@ def rows(run: Run, times: int) -> list[str]:
     lines = []
     for alpha in ALPHAS:
         best, search = least(partial(best_line, distribution, alpha), times)
-        theirs, own = least(partial(analysis.get_beta_from_pld, distribution, alpha), times)
+        theirs, own_result = least(partial(analysis.get_beta_from_pld, distribution, alpha), times)
         (low, high), ours = least(partial(_bracket, run, alpha), times)
         lines.append(
             f"| {run.name} | {alpha:g} | {best:.7f} | {slow + search:.0f} | {theirs:.7f}{'!' * (theirs > high)} | "
-            f"{slow + own:.0f} | {low:.7f} to {high:.7f} | {ours:.0f} |"
+            f"{slow + own_result:.0f} | {low:.7f} to {high:.7f} | {ours:.0f} |"
         )
     return lines
 
@@ -79,10 +79,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--calibrate", action="store_true", help="print the second table")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     print(machine("dp-accounting", "riskcal"), "\n")
-    if given.calibrate:
+    if options.calibrate:
         print(f"| run | power at {_RATE:g} | epsilon of the same limit | noise for it | noise for the risk | ratio |")
         print("|---|---|---|---|---|---|")
         for run in RUNS:
@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     print("| run | alpha | dp_accounting, best line | ms | riskcal (! is above our upper end) | ms | ours | ms |")
     print("|---|---|---|---|---|---|---|---|")
     for run in RUNS:
-        print("\n".join(rows(run, given.times)), flush=True)
+        print("\n".join(rows(run, options.times)), flush=True)
 
 
 if __name__ == "__main__":

@@ -88,9 +88,9 @@ CLAIMED: dict[str, Callable[[], Any]] = {
 
 
 def _mechanism(name: str) -> Any:
-    made = {**ADDITIVE, **CLAIMED}.get(name)
-    if made is not None:
-        return made()
+    constructor = {**ADDITIVE, **CLAIMED}.get(name)
+    if constructor is not None:
+        return constructor()
     return dpk.MECHANISMS[name](epsilon=EPSILON, lower=LOWER, upper=UPPER)
 
 
@@ -231,11 +231,11 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [4, 5] if options.quick else [int(size) for size in options.sizes.split(",")]
     every = ON_DEVICE if options.device else CONTESTANTS
-    wanted = [c for c in every if any(part in c.name for part in options.only.split(","))]
+    cases = [c for c in every if any(name in c.name for name in options.only.split(","))]
     print(machine("opendp", "diffprivlib"), flush=True)
     for size in sizes:
-        results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in wanted}
-        print("\n" + table(results, 10**size, limits(wanted, results)), flush=True)
+        results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in cases}
+        print("\n" + table(results, 10**size, limits(cases, results)), flush=True)
 
 
 if __name__ == "__main__":

@@ -40,13 +40,13 @@ def _textbook(u: Any, x: RealArray, xp: Any) -> Any:
     """Wang 2019, Algorithm 2, on [-1, 1], as its readers write it."""
     e = np.exp(EPSILON / 2)
     C = (e + 1) / (e - 1)
-    left = (C + 1) / 2 * x - (C - 1) / 2
-    right = left + C - 1
-    inside = left + (right - left) * u[1]
-    low_side, high_side = left + C, C - right
+    lower = (C + 1) / 2 * x - (C - 1) / 2
+    upper = lower + C - 1
+    in_window = lower + (upper - lower) * u[1]
+    low_side, high_side = lower + C, C - upper
     v = u[1] * (low_side + high_side)
-    outside = xp.where(v < low_side, v - C, v - low_side + right)
-    return xp.where(u[0] < e / (e + 1), inside, outside)
+    in_base = xp.where(v < low_side, v - C, v - low_side + upper)
+    return xp.where(u[0] < e / (e + 1), in_window, in_base)
 
 
 def textbook_numpy(count: int) -> Task:

@@ -90,14 +90,14 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 def table() -> str:
     """Return the table of all settings."""
     rows = []
-    for name, scheme, other in settings():
+    for name, scheme, peer in settings():
         (low, high), seconds = timed(lambda scheme=scheme: scheme.bracket(delta=DELTA))  # type: ignore[misc]
-        theirs = "" if other is None else other
-        if callable(other):
-            value, spent = timed(other) if find_spec("dp_accounting") else (float("nan"), 0.0)
+        theirs = "" if peer is None else peer
+        if callable(peer):
+            value, spent = timed(peer) if find_spec("dp_accounting") else (float("nan"), 0.0)
             theirs = f"dp_accounting {value:.5g}, {spent:.1f} s"
-        elif other is not None:
-            theirs = f"PLD_accounting ({other[0]:.5g} to {other[1]:.5g})"
+        elif peer is not None:
+            theirs = f"PLD_accounting ({peer[0]:.5g} to {peer[1]:.5g})"
         rows.append([name, f"{low:.7g} to {high:.7g}", f"{(high - low) / high:.1e}", f"{seconds:.2f}", str(theirs)])
     return markdown(["setting, delta 1e-6", "bracket of epsilon", "relative width", "processor s", "others"], rows)
 

@@ -76,15 +76,19 @@ def main() -> None:
     rows = 100_000 if options.quick else options.rows
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), rows)
-        found = [measured(Path(folder), unit) for unit in ("row", "person")]
+        measurements = [measured(Path(folder), unit) for unit in ("row", "person")]
     if options.json:
-        print(json.dumps([{"rows": rows, **each} for each in found]))
+        print(json.dumps([{"rows": rows, **measurement} for measurement in measurements]))
         return
     print(machine("pyarrow"))
     header = ["rows", "privacy unit", "GiB after imports", "GiB at the peak", "s to open", "s for 4 releases"]
     cells = [
-        [f"{rows:,}", each["unit"], *(f"{each[name]:.2f}" for name in ("imports", "peak", "opened", "released"))]
-        for each in found
+        [
+            f"{rows:,}",
+            measurement["unit"],
+            *(f"{measurement[name]:.2f}" for name in ("imports", "peak", "opened", "released")),
+        ]
+        for measurement in measurements
     ]
     print(markdown(header, cells))
 

@@ -14,9 +14,9 @@ import jax
 
 def parser_of(description: str | None, quick: str = "a smoke run") -> ArgumentParser:
     """The options of a benchmark, of which ``--quick`` is one."""
-    made = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help=quick)
-    return made
+    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -28,8 +28,8 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def machine(*peers: str) -> str:
     """Describe the machine, the versions of the packages and installed peers, and the load at the start."""
     packages = ("jax", "jaxlib", "numpy", "scipy", "cryptography", *peers)
-    found = {name: list(importlib.metadata.distributions(name=name)) for name in packages}
-    versions = ", ".join(f"{name} {one[0].version}" for name, one in found.items() if one)
+    distributions = {name: list(importlib.metadata.distributions(name=name)) for name in packages}
+    versions = ", ".join(f"{name} {copies[0].version}" for name, copies in distributions.items() if copies)
     where = f"{_processor()}, {os.cpu_count()} cores, JAX on {jax.devices()[0].device_kind}"
     return f"{where}, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, {versions}"
 

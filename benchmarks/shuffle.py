@@ -44,10 +44,10 @@ def mechanisms(level: float) -> Iterable[tuple[str, Any]]:
     yield "10 categories", response(level, 10)
 
 
-def bounds(mechanism: object, made: Shuffled, n: int) -> list[float]:
+def bounds(mechanism: object, shuffled_reports: Shuffled, n: int) -> list[float]:
     """eps by the closed form, by clones, by the variation ratio, by Hoeffding's and by Bennett's inequality."""
-    level = float(made.inputs.level)
-    variation = max(0.5 * float(np.abs(pair.first - pair.second).sum()) for pair in made.inputs.pairs)
+    level = float(shuffled_reports.inputs.level)
+    variation = max(0.5 * float(np.abs(pair.first - pair.second).sum()) for pair in shuffled_reports.inputs.pairs)
     of_delta = (
         lambda eps: published.published_clones(level, n, eps),
         lambda eps: published.published_variation_ratio(level, n, eps, math.tanh(level / 2)),
@@ -56,7 +56,7 @@ def bounds(mechanism: object, made: Shuffled, n: int) -> list[float]:
         lambda eps: published.published_blanket(mechanism, n, eps, "bennett"),
     )
     closed = min(published.published_closed_form(level, n, DELTA), level)
-    return [closed, *(published.epsilon_of(one, DELTA, level) for one in of_delta)]
+    return [closed, *(published.epsilon_of(bound, DELTA, level) for bound in of_delta)]
 
 
 def rows(levels: Iterable[float], counts: Iterable[int]) -> Iterable[list[str]]:
@@ -64,17 +64,21 @@ def rows(levels: Iterable[float], counts: Iterable[int]) -> Iterable[list[str]]:
     for level in levels:
         for name, mechanism in mechanisms(level):
             for n in counts:
-                made = shuffled(mechanism, n)
-                others = bounds(mechanism, made, n)
-                values = [made.lower(delta=DELTA), made.estimate_epsilon(DELTA), *others]
+                shuffled_reports = shuffled(mechanism, n)
+                peer_bounds = bounds(mechanism, shuffled_reports, n)
+                values = [shuffled_reports.lower(delta=DELTA), shuffled_reports.estimate_epsilon(DELTA), *peer_bounds]
                 yield [f"{level:g}", name, f"{n:g}", *(f"{value:.4g}" for value in values)]
 
 
 def locality(n: int, epsilon: float) -> Iterable[list[str]]:
     """Standard deviations of the mean of n values in [0, 1] at a central budget: shuffled, and of a trusted curator."""
     for name in ("piecewise", "hybrid", "duchi"):
-        made: Any = calibrate.shuffled(LOCAL[name], epsilon=epsilon, delta=DELTA, n=n, lower=0.0, upper=1.0)
-        yield [f"{name}, shuffled", f"{float(made.epsilon):.4g}", f"{math.sqrt(float(made.worst_variance) / n):.3e}"]
+        calibrated: Any = calibrate.shuffled(LOCAL[name], epsilon=epsilon, delta=DELTA, n=n, lower=0.0, upper=1.0)
+        yield [
+            f"{name}, shuffled",
+            f"{float(calibrated.epsilon):.4g}",
+            f"{math.sqrt(float(calibrated.worst_variance) / n):.3e}",
+        ]
     gaussian: Any = calibrate.gaussian(epsilon=epsilon, delta=DELTA, sensitivity=1 / n)
     yield ["Gaussian, central", "-", f"{math.sqrt(float(gaussian.noise.variance)):.3e}"]
     yield ["Laplace, central", "-", f"{math.sqrt(2) / (epsilon * n):.3e}"]
@@ -85,11 +89,11 @@ def speeds(counts: Iterable[int]) -> Iterable[list[str]]:
     for name, mechanism in mechanisms(2.0):
         cells = []
         for n in counts:
-            made, best = shuffled(mechanism, n), math.inf
-            made.estimate_epsilon(DELTA)
+            shuffled_reports, best = shuffled(mechanism, n), math.inf
+            shuffled_reports.estimate_epsilon(DELTA)
             for _ in range(20):
                 start = time.perf_counter()
-                made.estimate_epsilon(DELTA)
+                shuffled_reports.estimate_epsilon(DELTA)
                 best = min(best, time.perf_counter() - start)
             cells.append(f"{1e3 * best:.2f}")
         yield [name, *cells]

@@ -50,8 +50,8 @@ class Table:
 @cache
 def tables() -> dict[str, Table]:
     """Every printed table by its name."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "printed.json").read_text())
-    return {name: _table(name, **entry) for name, entry in found.items()}
+    printed: dict[str, Any] = json.loads((Path(__file__).parent / "printed.json").read_text())
+    return {name: _table(name, **entry) for name, entry in printed.items()}
 
 
 def _table(name: str, settings: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

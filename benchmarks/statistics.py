@@ -191,25 +191,25 @@ def measured(code: str, true: Any, data: dict[str, np.ndarray], epsilon: float, 
         names |= {"tools": tools, "models": models}
     compiled, errors, seconds = compile(code, "code", "exec"), [], []
     for _ in range(releases + 1):
-        own, start = names | data, time.process_time()
-        exec(compiled, own)
+        scope, start = names | data, time.process_time()
+        exec(compiled, scope)
         seconds.append(time.process_time() - start)
-        errors.append(np.asarray(own["value"], float) - true)
+        errors.append(np.asarray(scope["value"], float) - true)
     error = float(np.sqrt(np.nanmean(np.square(errors[1:]))))
     return {"error": error, "seconds": float(np.mean(seconds[1:])), "lines": code.count("\n") + 1}
 
 
 def rows(releases: int, size: int | None, only: str | None) -> list[dict[str, Any]]:
     """Return the errors, times and lines of every statistic, epsilon and library."""
-    data, found = data_of(size), []
+    data, results = data_of(size), []
     for name, (true, codes) in STATISTICS.items():
         if only is not None and only not in name:
             continue
         for library, code in codes.items():
             for epsilon in EPSILONS:
                 about = {"statistic": name, "library": library, "epsilon": epsilon}
-                found.append(about | measured(code, true(SimpleNamespace(**data)), data, epsilon, releases))
-    return found
+                results.append(about | measured(code, true(SimpleNamespace(**data)), data, epsilon, releases))
+    return results
 
 
 def main() -> None:
@@ -226,13 +226,13 @@ def main() -> None:
         for name, (_, codes) in STATISTICS.items():
             print("\n".join(f"# {name}, {library}\n{code}\n" for library, code in codes.items()))
         return
-    found = rows(5 if options.quick else options.releases, options.rows, options.only)
+    results = rows(5 if options.quick else options.releases, options.rows, options.only)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
     print(machine("opendp", "diffprivlib"))
     header = ["statistic", "library", "error, epsilon 0.1", "error, epsilon 1", "ms", "lines"]
-    pairs = zip(found[::2], found[1::2], strict=True)
+    pairs = zip(results[::2], results[1::2], strict=True)
     cells = [
         [a["statistic"], a["library"], f"{a['error']:.4g}", f"{b['error']:.4g}",
          f"{1e3 * (a['seconds'] + b['seconds']) / 2:.1f}", str(a["lines"])]

@@ -35,8 +35,8 @@ def pages() -> list[Path]:
 
 def marked(page: Path) -> Iterator[tuple[int, str, str]]:
     """Yield number, command and table of each marker of a page."""
-    for found in MARKED.finditer(page.read_text()):
-        yield int(found[2]), found[3], found[4]
+    for markers in MARKED.finditer(page.read_text()):
+        yield int(markers[2]), markers[3], markers[4]
 
 
 @cache
@@ -61,10 +61,10 @@ def table(number: int, command: str) -> str:
     Raises:
         ValueError: its command prints fewer tables.
     """
-    found = printed(command)
-    if not 1 <= number <= len(found):
-        raise ValueError(f"table {number}: {command} prints {len(found)}")
-    return found[number - 1]
+    output = printed(command)
+    if not 1 <= number <= len(output):
+        raise ValueError(f"table {number}: {command} prints {len(output)}")
+    return output[number - 1]
 
 
 def cells(text: str) -> list[list[str]]:
@@ -107,18 +107,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="tables whose command has this text")
     parser.add_argument("--check", action="store_true", help="fail if a table differs; write no page")
-    given = parser.parse_args()
-    wrong = []
+    options = parser.parse_args()
+    differing = []
     for page in pages():
-        if given.check:
+        if options.check:
             for number, command, text in marked(page):
-                if given.only in command:
-                    at = f"{page.relative_to(ROOT)}, table {number} of {command}"
-                    wrong += [f"{at}: {what}" for what in differences(text, table(number, command))]
+                if options.only in command:
+                    location = f"{page.relative_to(ROOT)}, table {number} of {command}"
+                    differing += [f"{location}: {what}" for what in differences(text, table(number, command))]
         else:
-            page.write_text(rewritten(page, lambda command: given.only in command))
-    if wrong:
-        sys.exit("\n".join(wrong))
+            page.write_text(rewritten(page, lambda command: options.only in command))
+    if differing:
+        sys.exit("\n".join(differing))
 
 
 if __name__ == "__main__":

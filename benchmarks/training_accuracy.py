@@ -214,18 +214,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[0.5, 1.0, 2.0, 4.0, 8.0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="CSV file")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print(machine("optax", "jax-privacy", "dp-accounting"))
     rows = []
-    for epsilon in given.epsilons:
+    for epsilon in options.epsilons:
         for name, multiplier, method, plan in methods(epsilon):
             start = time.process_time()
-            scores = list(accuracies(method, plan, given.seeds))
+            scores = list(accuracies(method, plan, options.seeds))
             seconds = time.process_time() - start
             rows += [(name, epsilon, seed, f"{multiplier:.6g}", f"{score:.4f}") for seed, score in enumerate(scores)]
             print(f"{epsilon:<6g}{name:<32}{multiplier:<10.4g}{np.mean(scores):.3f}   {seconds:.0f} s", flush=True)
-    if given.output:
-        with given.output.open("w", newline="") as file:
+    if options.output:
+        with options.output.open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["method", "epsilon", "seed", "noise_multiplier", "accuracy"])
             table.writerows(rows)

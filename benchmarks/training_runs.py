@@ -94,12 +94,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=3)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     print(machine("dp-accounting"), "\n")
     print("| run | RdpAccountant | ms | PLDAccountant | ms | ours | ms | bracket | ms |")
     print("|---|---|---|---|---|---|---|---|---|")
     for run in RUNS:
-        print(row(run, given.times), flush=True)
+        print(row(run, options.times), flush=True)
 
 
 if __name__ == "__main__":

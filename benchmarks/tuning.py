@@ -41,9 +41,9 @@ WARM = 5
 Case = tuple[Callable[[float], Any], Any]
 
 
-def composed(one: Any, epsilon: float, count: int, **samples: Any) -> Any:
+def composed(single: Any, epsilon: float, count: int, **samples: Any) -> Any:
     """Return the family of ``count`` reports that meet a budget together."""
-    return tune.composed(one, count=count, epsilon=epsilon, delta=DELTA, **samples)
+    return tune.composed(single, count=count, epsilon=epsilon, delta=DELTA, **samples)
 
 
 # Name -> (family at a budget, objective).
@@ -151,8 +151,8 @@ def by_scipy(family: Any, objective: Any) -> tuple[float, int]:
 
     with jax.enable_x64(True):
         best = min((cost(z), tuple(z)) for z in points.reshape(-1, points.shape[-1]))[1]
-        found = minimize(cost, best, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12})
-    return objective.sign * float(found.fun), found.nfev + points[..., 0].size
+        result = minimize(cost, best, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12})
+    return objective.sign * float(result.fun), result.nfev + points[..., 0].size
 
 
 def by_optimizer(name: str, optimizer: str) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def by_optimizer(name: str, optimizer: str) -> dict[str, Any]:
     def once(epsilon: float) -> tuple[float, int]:
         if optimizer == "scipy.optimize.minimize":
             return by_scipy(family(epsilon), objective)
-        found = tune.best(family(epsilon), objective, optimizer=OPTIMIZERS[optimizer])
-        return found.value, found.evaluations
+        result = tune.best(family(epsilon), objective, optimizer=OPTIMIZERS[optimizer])
+        return result.value, result.evaluations
 
     _, first, (value, evaluations) = timed(lambda: once(EPSILON))
     later = [timed(partial(once, float(eps)))[1] for eps in EPSILON * np.linspace(1.1, 2.0, WARM)]
@@ -175,9 +175,9 @@ def optimizer_rows(names: Any) -> Iterator[list[str]]:
     """Yield one row a case and optimizer."""
     for name in names:
         for optimizer in OPTIMIZERS:
-            found = in_a_fresh_process(name, "--optimizer", optimizer)
-            times = [f"{found['first']:.2f}", f"{1e3 * found['later']:.1f}"]
-            yield [name, optimizer, *times, f"{found['evaluations']}", f"{found['value']:.9g}"]
+            result = in_a_fresh_process(name, "--optimizer", optimizer)
+            times = [f"{result['first']:.2f}", f"{1e3 * result['later']:.1f}"]
+            yield [name, optimizer, *times, f"{result['evaluations']}", f"{result['value']:.9g}"]
 
 
 def in_a_fresh_process(name: str, option: str, value: str) -> dict[str, Any]:
@@ -191,12 +191,12 @@ def rows(names: Any) -> Iterator[list[str]]:
     """One row a case and method."""
     for name in names:
         for method in _METHODS:
-            found = in_a_fresh_process(name, "--method", method)
-            if "error" in found:
-                yield [name, method, "", "", "", "", found["error"].split(";")[0]]
+            result = in_a_fresh_process(name, "--method", method)
+            if "error" in result:
+                yield [name, method, "", "", "", "", result["error"].split(";")[0]]
                 continue
-            times = [f"{found['cold']:.2f}", f"{found['spent']:.2f}", f"{1e3 * found['warm']:.1f}"]
-            yield [name, method, *times, f"{found['evaluations']}", f"{found['value']:.9g}"]
+            times = [f"{result['cold']:.2f}", f"{result['spent']:.2f}", f"{1e3 * result['warm']:.1f}"]
+            yield [name, method, *times, f"{result['evaluations']}", f"{result['value']:.9g}"]
 
 
 def many_rows(names: Any, count: int) -> Iterator[list[str]]:
@@ -205,8 +205,8 @@ def many_rows(names: Any, count: int) -> Iterator[list[str]]:
         family, objective = CASES[name]
         budgets: Any = np.linspace(0.5, 3.0, count)
         call = partial(tune.many, family(budgets), objective)
-        (cold, *_), (warm, _, found) = timed(call), timed(call)
-        yield [name, f"{count}", f"{cold:.2f}", f"{warm:.2f}", f"{found.evaluations}"]
+        (cold, *_), (warm, _, result) = timed(call), timed(call)
+        yield [name, f"{count}", f"{cold:.2f}", f"{warm:.2f}", f"{result.evaluations}"]
 
 
 def main() -> None:
@@ -218,8 +218,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         by_method = options.optimizer is None
-        found = measured(options.one, options.method) if by_method else by_optimizer(options.one, options.optimizer)
-        print(json.dumps(found))
+        result = measured(options.one, options.method) if by_method else by_optimizer(options.one, options.optimizer)
+        print(json.dumps(result))
         return
     print(f"{machine()}\n")
     header = ["family", "method", "cold, s", "of a core, s", "warm, ms", "evaluations", "objective at eps = 1"]

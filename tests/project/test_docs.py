@@ -71,8 +71,10 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if re.match(r"[a-z]+:", target):
             continue
-        place = (ROOT / page).parent / target
-        assert any(place.with_suffix(end).exists() for end in (place.suffix, ".md", ".py")), f"{page}: {target}"
+        target_path = (ROOT / page).parent / target
+        assert any(target_path.with_suffix(end).exists() for end in (target_path.suffix, ".md", ".py")), (
+            f"{page}: {target}"
+        )
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

@@ -25,8 +25,8 @@ def test_a_run_has_no_cache_folder_of_the_user(monkeypatch):
     names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "DPKERNELS_CACHE")
     for name in (*names, "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "/kept")
-    found = measured(Program("import os", f"answer = [os.environ.get(name) for name in {names}]"), 1)["answer"]
-    assert found == [None, None, ""]
+    values = measured(Program("import os", f"answer = [os.environ.get(name) for name in {names}]"), 1)["answer"]
+    assert values == [None, None, ""]
     folders = [measured(Program("import os", "answer = os.environ['XDG_CACHE_HOME']"), 1)["answer"] for _ in range(2)]
     assert len({"/kept", *folders}) == 3
 
@@ -80,8 +80,8 @@ def test_a_program_that_fails_is_an_error():
 def test_lines_of_the_table(monkeypatch):
     with_peer, without = ROWS[0], next(row for row in ROWS if row.peer is None)
     ours, theirs = ({"processor": s, "clock": 2 * s, "computing": s / 2, "answer": [0.5, 0.25]} for s in (3.42, 0.2))
-    found = first_answer.cells(with_peer, ours, theirs)[1:]
-    assert found == ["3.42", "6.84", "1.71", "0.2", "0.1", "0.5, 0.25", "0.5, 0.25"]
+    cells = first_answer.cells(with_peer, ours, theirs)[1:]
+    assert cells == ["3.42", "6.84", "1.71", "0.2", "0.1", "0.5, 0.25", "0.5, 0.25"]
     assert first_answer.cells(without, ours, None)[4::3] == ["-", "-"]
     assert first_answer.shown(None) == "-"
     monkeypatch.setattr(first_answer, "find_spec", lambda name: None)
@@ -102,7 +102,7 @@ def test_answers_and_measurements_are_printed_and_kept(monkeypatch, tmp_path, ca
     first_answer.main()
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(table) == 2 + sum(not row.slow for row in ROWS)
-    kept = first_answer.json.loads((tmp_path / "kept.json").read_text())
-    assert [row["name"] for row in kept["rows"]] == [row.name for row in ROWS if not row.slow]
-    assert kept["rows"][0]["ours"] == dataclasses.asdict(ROWS[0].ours)
-    assert kept["command"].startswith("python -m benchmarks.first_answer --quick")
+    record = first_answer.json.loads((tmp_path / "kept.json").read_text())
+    assert [row["name"] for row in record["rows"]] == [row.name for row in ROWS if not row.slow]
+    assert record["rows"][0]["ours"] == dataclasses.asdict(ROWS[0].ours)
+    assert record["command"].startswith("python -m benchmarks.first_answer --quick")

@@ -36,7 +36,7 @@ def test_markers_are_closed_and_most_tables_have_one():
 
 @pytest.mark.thorough
 def test_budget_recycling_is_as_printed():
-    ((number, command, text),) = (found[1:] for found in MARKED if found[2] == "recycling")
+    ((number, command, text),) = (marker[1:] for marker in MARKED if marker[2] == "recycling")
     assert tables.differences(text, tables.table(number, command)) == []
     with pytest.raises(ValueError, match="prints 2"):
         tables.table(3, command)
@@ -52,7 +52,7 @@ def test_the_speeds_of_the_readme_are_those_of_the_benchmarks():
 
 
 def test_what_differs_is_named_and_times_may():
-    ((_, _, before),) = ((found[2], found[3], found[4]) for found in tables.MARKED.finditer(SHORT))
+    ((_, _, before),) = ((marker[2], marker[3], marker[4]) for marker in tables.MARKED.finditer(SHORT))
     assert tables.differences(before, before.replace("| 2 |", "| 7 |").replace("| 3 |", "| 9 |")) == []
     assert tables.differences(before, before.replace("one", "two")) == ["one, a: one is two"]
     assert tables.differences(before, before.replace("| x peer |", "| x other |"))
@@ -83,5 +83,5 @@ def variances():
 
 @pytest.mark.parametrize(("name", "shape", "central", "worst"), variances())
 def test_variances_of_the_page_on_choosing(name, shape, central, worst):
-    m = getattr(dpk, name)(*(part.strip(' "') for part in shape.split(",") if part), epsilon=1.0, lower=0.0, upper=1.0)
+    m = getattr(dpk, name)(*(word.strip(' "') for word in shape.split(",") if word), epsilon=1.0, lower=0.0, upper=1.0)
     assert [f"{m.central_variance:.3f}", f"{m.worst_variance:.3f}"] == [central, worst]

@@ -24,9 +24,11 @@ def test_the_name_exists(name):
     *owners, last = name.split(".")
     owner = owners[-1] if owners else ""
     if owner[:1].isupper():  # a member of a class stands in the file of the class, or of one that it extends
-        found = [text for text in TEXTS if f"class {owner}(" in text or f"class {owner}:" in text]
-        bases = [base for text in found for base in re.findall(rf"class {owner}\((\w+)", text)]
-        found += [text for text in TEXTS if any(f"class {base}(" in text or f"class {base}:" in text for base in bases)]
+        source = [text for text in TEXTS if f"class {owner}(" in text or f"class {owner}:" in text]
+        bases = [base for text in source for base in re.findall(rf"class {owner}\((\w+)", text)]
+        source += [
+            text for text in TEXTS if any(f"class {base}(" in text or f"class {base}:" in text for base in bases)
+        ]
     else:
-        found = TEXTS
-    assert any(has(text, last) for text in found), name
+        source = TEXTS
+    assert any(has(text, last) for text in source), name

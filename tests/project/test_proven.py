@@ -22,7 +22,7 @@ def proofs():
 
 def marked():
     """Return the files and names of the functions and classes that name each place."""
-    places = defaultdict(set)
+    headings = defaultdict(set)
     for path in tracked():
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(("dpkernels/", "accountants/")) or path.suffix != ".py":
@@ -30,9 +30,9 @@ def marked():
         for node in ast.walk(ast.parse(path.read_text())):
             for call in getattr(node, "decorator_list", ()):
                 if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "proven":
-                    for place in call.args:
-                        places[place.value].add((name, node.name))
-    return places
+                    for heading in call.args:
+                        headings[heading.value].add((name, node.name))
+    return headings
 
 
 MARKED = marked()
@@ -56,11 +56,11 @@ def test_a_page_lists_the_files_whose_code_names_it(page):
     for name in re.findall(r"`([\w/.]+)`", listed):
         folder = name.rpartition("/")[0] or folder
         files.add(name if "/" in name else f"{folder}/{name}")
-    naming = {name for place, marks in MARKED.items() if place.startswith(page + "#") for name, _ in marks}
+    naming = {name for heading, marks in MARKED.items() if heading.startswith(page + "#") for name, _ in marks}
     for name in files:
-        assert any(one.startswith(name) if name.endswith("/") else one == name for one in naming), name
-    for one in naming:
-        assert any(one.startswith(name) if name.endswith("/") else one == name for name in files), one
+        assert any(function.startswith(name) if name.endswith("/") else function == name for function in naming), name
+    for function in naming:
+        assert any(function.startswith(name) if name.endswith("/") else function == name for name in files), function
 
 
 def test_what_is_proven_says_so_when_imported():

@@ -19,12 +19,13 @@ LISTED = json.loads((Path(__file__).parents[1] / "support" / "public_names.json"
 def parameters(item):
     """Names, kinds and defaults, in order; None of what takes none."""
     try:
-        given = inspect.signature(item).parameters.values()
+        signature = inspect.signature(item).parameters.values()
     except (TypeError, ValueError):
         return None
-    return [
-        f"{one.kind.name} {one.name}{'' if one.default is one.empty else '=' + plain(one.default)}" for one in given
-    ]
+    defaults = (
+        "" if parameter.default is parameter.empty else "=" + plain(parameter.default) for parameter in signature
+    )
+    return [f"{p.kind.name} {p.name}{default}" for p, default in zip(signature, defaults, strict=True)]
 
 
 def plain(value):
@@ -33,12 +34,14 @@ def plain(value):
 
 def commands(group, path=("dpkernels",)):
     yield " ".join(path), group
-    for name, one in getattr(group, "commands", {}).items():
-        yield from commands(one, (*path, name))
+    for name, subcommand in getattr(group, "commands", {}).items():
+        yield from commands(subcommand, (*path, name))
 
 
-def options(one):
-    return sorted(" ".join(p.opts + p.secondary_opts) if isinstance(p, click.Option) else p.name for p in one.params)
+def options(subcommand):
+    return sorted(
+        " ".join(p.opts + p.secondary_opts) if isinstance(p, click.Option) else p.name for p in subcommand.params
+    )
 
 
 def public():
@@ -47,11 +50,11 @@ def public():
     modules = "dpkernels", "accountants", "accountants.tune", "accountants.calibrate", "accountants.closed_forms"
     modules += "accountants.recycling", "accountants.published.recycling", "dpkernels.session", "dpkernels.training"
     for module in modules:
-        found = importlib.import_module(module)
-        own = [name for name, item in vars(found).items() if getattr(item, "__module__", "") == module]
-        for name in getattr(found, "__all__", None) or [name for name in own if not name.startswith("_")]:
-            names[f"{module}.{name}"] = parameters(getattr(found, name))
-    return {"names": names, "options": {path: options(one) for path, one in commands(command)}}
+        loaded = importlib.import_module(module)
+        own_names = [name for name, item in vars(loaded).items() if getattr(item, "__module__", "") == module]
+        for name in getattr(loaded, "__all__", None) or [name for name in own_names if not name.startswith("_")]:
+            names[f"{module}.{name}"] = parameters(getattr(loaded, name))
+    return {"names": names, "options": {path: options(subcommand) for path, subcommand in commands(command)}}
 
 
 NOW = public()
@@ -63,8 +66,10 @@ def test_a_public_name_takes_what_it_took(name):
     if then is None:
         assert now is None
         return
-    assert now[: len(then)] == then or [one for one in now if one in then] == then
-    assert all("=" in one or one.startswith("VAR") for one in now if one not in then), "a new parameter has a default"
+    assert now[: len(then)] == then or [parameter for parameter in now if parameter in then] == then
+    assert all("=" in parameter or parameter.startswith("VAR") for parameter in now if parameter not in then), (
+        "a new parameter has a default"
+    )
 
 
 @pytest.mark.parametrize("path", LISTED["options"])
@@ -74,5 +79,5 @@ def test_a_subcommand_has_the_options_it_had(path):
 
 def test_what_is_new_is_listed():
     """Add it to public_names.json: from then on it stays."""
-    for kind in ("names", "options"):
-        assert set(NOW[kind]) == set(LISTED[kind])
+    for section in ("names", "options"):
+        assert set(NOW[section]) == set(LISTED[section])

@@ -30,14 +30,14 @@ def resolve(name):
     """A file of the repository, or what a dotted name stands for."""
     if "/" in name:
         return (ROOT / name).is_file()
-    parts = name.split(".")
-    for split in range(len(parts), 0, -1):
+    names = name.split(".")
+    for split in range(len(names), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:split]))
+            item = importlib.import_module(".".join(names[:split]))
         except ModuleNotFoundError:
             continue
-        for part in parts[split:]:
-            found = getattr(found, part)
+        for attribute in names[split:]:
+            item = getattr(item, attribute)
         return True
     return False
 

@@ -148,7 +148,7 @@ def test_imports_are_at_the_top(path):
         return
     late = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body]
     names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in late]
-    assert [found for found in names if not any(inside(found, lazy) for lazy in LAZY)] == []
+    assert [imports for imports in names if not any(inside(imports, lazy) for lazy in LAZY)] == []
     body = [node for node in tree.body if not isinstance(node, ast.Try)]
     first = next((i for i, node in enumerate(body[1:], 1) if not isinstance(node, ast.Import | ast.ImportFrom)), 0)
     assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in body[first:] if first)
@@ -181,7 +181,7 @@ def test_jax_is_imported_in_one_way(path):
     if inside(name, "dpkernels") and name != JAX and not any(inside(name, package) for package in WITH_JAX):
         names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tree.body
                  if isinstance(node, ast.Import | ast.ImportFrom)]  # fmt: skip
-        assert [found for found in names if inside(str(found), "jax")] == []
+        assert [imports for imports in names if inside(str(imports), "jax")] == []
 
 
 def test_imports_are_seen():
@@ -264,8 +264,8 @@ def tracked_texts():
 
 
 def test_no_file_names_a_place_on_this_machine():
-    found = [(name, place) for name, text in tracked_texts() for place in PLACES if place in text]
-    assert found == []
+    mentions = [(name, path_prefix) for name, text in tracked_texts() for path_prefix in PLACES if path_prefix in text]
+    assert mentions == []
 
 
 # Tests
@@ -283,6 +283,6 @@ def test_the_map_of_the_code_names_files_that_exist():
     for row in rows[1:]:
         folder = ROOT
         for name in re.findall(r"`([\w/]+[./]\w*)`", row):
-            place = ROOT / name if "/" in name else folder / name
-            assert place.exists(), name
-            folder = place if name.endswith("/") else place.parent
+            target = ROOT / name if "/" in name else folder / name
+            assert target.exists(), name
+            folder = target if name.endswith("/") else target.parent

@@ -67,15 +67,15 @@ def ages(count: int = 1000, dtype: Any = np.float64) -> np.ndarray:
 
 def write(path: Path, values: np.ndarray) -> Path:
     """A file of the format of the suffix with the column age among others."""
-    others = {"id": [f"{row:05d}" for row in range(len(values))]}
+    columns = {"id": [f"{row:05d}" for row in range(len(values))]}
     match path.suffix:
         case ".npy":
             np.save(path, values)
         case ".csv":
-            rows = zip(others["id"], values.tolist(), strict=True)
+            rows = zip(columns["id"], values.tolist(), strict=True)
             path.write_text("id,age\n" + "".join(f"{name},{value!r}\n" for name, value in rows))
         case _:
-            pq.write_table(pa.table({**others, "age": values}), path, row_group_size=300)
+            pq.write_table(pa.table({**columns, "age": values}), path, row_group_size=300)
     return path
 
 

@@ -24,30 +24,30 @@ SMALL, MIDDLE, LARGE = (96, 3.6), (400, 6.0), (768, 9.0)
 ACCEPTED = 1e-9  # Relative error of delta.
 
 
-def log_moment(part, z):
+def log_moment(term, z):
     """log E_p exp(z l) of one release, finite losses only, at complex z."""
-    if part.losses is None:
-        return z * (z + 1) * part.mu**2 / 2
-    log_p, loss = part.losses.finite
+    if term.losses is None:
+        return z * (z + 1) * term.mu**2 / 2
+    log_p, loss = term.losses.finite
     x = log_p + jnp.real(z)[..., None] * loss
     top = jax.lax.stop_gradient(x.max(-1, keepdims=True))
     terms, phase = jnp.exp(x - top), jnp.imag(z)[..., None] * loss
     return top[..., 0] + jnp.log(jax.lax.complex((terms * jnp.cos(phase)).sum(-1), (terms * jnp.sin(phase)).sum(-1)))
 
 
-def revival(part, c, u):
+def revival(term, c, u):
     """log of an estimate of the largest |E_p exp((c + i v) l)| over v > u.
 
     Atoms may come back in phase, at worst all of them; what is spread out does not, and is taken at its value at u.
     """
-    if part.losses is None:
-        return log_moment(part, c + 0j) - (u * part.mu) ** 2 / 2
-    p, loss = part.losses.p, part.losses.loss
+    if term.losses is None:
+        return log_moment(term, c + 0j) - (u * term.mu) ** 2 / 2
+    p, loss = term.losses.p, term.losses.loss
     real = jnp.isfinite(loss) & (p > 0)
     loss = jnp.where(real, loss, 0.0)
     top = jax.lax.stop_gradient(jnp.where(real, c * loss, -jnp.inf).max())
     size = jnp.where(real, p * jnp.exp(jnp.minimum(c * loss - top, 0.0)), 0.0)
-    spread = jnp.where(part.losses.width > 0, size, 0.0)
+    spread = jnp.where(term.losses.width > 0, size, 0.0)
     rest = jnp.hypot((spread * jnp.cos(u * loss)).sum(), (spread * jnp.sin(u * loss)).sum())
     return top + jnp.log((size - spread).sum() + rest + jnp.finfo(size.dtype).tiny)
 
@@ -81,17 +81,17 @@ class Contour:
         return -(self.weight * jnp.real(self.z * jnp.exp(self.log_kernel - self.z * epsilon))).sum()
 
 
-def contour(parts, c, size):
+def contour(terms, c, size):
     """The contour through c."""
     count, end = size
-    bend = cumulants(parts, c)[2] + 1 / c**2 + 1 / (1 + c) ** 2
+    bend = cumulants(terms, c)[2] + 1 / c**2 + 1 / (1 + c) ** 2
     width = jax.lax.stop_gradient(1 / jnp.sqrt(bend))
     t = jnp.linspace(0.0, end, count + 1)
     step = jnp.full(count + 1, end / count).at[0].multiply(0.5)
     z = jax.lax.complex(jnp.full_like(t, c), width * jnp.sinh(t))
-    kernel = sum(part.count * log_moment(part, z) for part in parts) - jnp.log(z) - jnp.log(1 + z)
+    kernel = sum(term.count * log_moment(term, z) for term in terms) - jnp.log(z) - jnp.log(1 + z)
     end_u = jnp.imag(z[-1])
-    rest = sum(part.count * revival(part, c, end_u) for part in parts) - jnp.log(jnp.pi * end_u)
+    rest = sum(term.count * revival(term, c, end_u) for term in terms) - jnp.log(jnp.pi * end_u)
     return Contour(z, kernel, step * width * jnp.cosh(t) / jnp.pi, rest)
 
 
@@ -100,24 +100,24 @@ def _accepted(value):
     return max(ACCEPTED, 1e3 * float(jnp.finfo(value.dtype).eps))
 
 
-def delta_at(parts, epsilon, size):
+def delta_at(terms, epsilon, size):
     """(delta, whether it has converged) at one eps."""
-    c = jax.lax.stop_gradient(saddle_point(parts, epsilon))
-    value, error = contour(parts, c, size).delta(epsilon)
-    sure = infinity_mass(parts)
+    c = jax.lax.stop_gradient(saddle_point(terms, epsilon))
+    value, error = contour(terms, c, size).delta(epsilon)
+    sure = infinity_mass(terms)
     total = jnp.clip(sure + value, 0.0, 1.0)
     return total, error <= _accepted(total) * total + jnp.finfo(total.dtype).tiny
 
 
-def epsilon_at(parts, delta, size):
+def epsilon_at(terms, delta, size):
     """(eps, whether it has converged) at one delta; derivatives are implicit, from the last Newton step.
 
     The saddle of the saddle-point approximation is near enough to the right one: any contour is right.
     """
-    sure = infinity_mass(parts)
+    sure = infinity_mass(terms)
     target = jnp.maximum(delta - sure, jnp.finfo(delta.dtype).tiny)
-    c, guess = jax.lax.stop_gradient(saddle_point_of_delta(parts, jnp.log(target)))
-    path = contour(parts, c, size)
+    c, guess = jax.lax.stop_gradient(saddle_point_of_delta(terms, jnp.log(target)))
+    path = contour(terms, c, size)
     still, goal = jax.lax.stop_gradient((path, target))
 
     def newton(_: int, eps):
@@ -129,8 +129,8 @@ def epsilon_at(parts, delta, size):
 
     eps = jax.lax.fori_loop(0, 8, newton, guess)
     value, error = path.delta(eps)
-    found = eps - (value - target) / still.slope(eps)
-    at_zero, good_at_zero = delta_at(parts, jnp.zeros_like(delta), size)
+    next_epsilon = eps - (value - target) / still.slope(eps)
+    at_zero, good_at_zero = delta_at(terms, jnp.zeros_like(delta), size)
     enough = good_at_zero & (at_zero <= delta)
     good = (jnp.abs(value - target) + error <= _accepted(target) * target) | enough | (sure >= delta)
-    return jnp.where(sure >= delta, jnp.inf, jnp.where(enough | (found < 0), 0.0, found)), good
+    return jnp.where(sure >= delta, jnp.inf, jnp.where(enough | (next_epsilon < 0), 0.0, next_epsilon)), good

@@ -49,14 +49,14 @@ def gaussians(random: np.random.Generator) -> Case:
     for _ in range(int(random.integers(1, 4))):
         count = int(between(random, 1.0, 1e9))
         terms.append((between(random, 0.03, 30.0) * math.sqrt(count), count))
-    made = [guarantee(dpk.Additive(dpk.Gaussian(sigma)), 1.0).repeat(count) for sigma, count in terms]
+    guarantees = [guarantee(dpk.Additive(dpk.Gaussian(sigma)), 1.0).repeat(count) for sigma, count in terms]
 
     def lower(epsilon: float) -> Any:
         mu = mp.sqrt(sum(count / mp.mpf(sigma) ** 2 for sigma, count in terms))
         eps = mp.mpf(epsilon)
         return mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
 
-    return Case(made[0].compose(*made[1:]), lower, _DIGITS, True)
+    return Case(guarantees[0].compose(*guarantees[1:]), lower, _DIGITS, True)
 
 
 def _family(random: np.random.Generator) -> tuple[str, Any, Any]:
@@ -76,14 +76,16 @@ def one_release(random: np.random.Generator) -> Case:
         inner = mp.log1p(mp.expm1(mp.mpf(epsilon)) / rate)
         return rate * exact_profile(mechanism, inner, sensitivity)
 
-    made = guarantee(mechanism, sensitivity)
-    return Case(made if rate is None else made.subsample(rate), lower, 1e-14, rate is None)
+    single = guarantee(mechanism, sensitivity)
+    return Case(single if rate is None else single.subsample(rate), lower, 1e-14, rate is None)
 
 
 def _event(mechanism: Any, sensitivity: Any, epsilon: float) -> tuple[float, float]:
     """Return P(A) and Q(A) of the event that attains the profile at eps: its tangent in e^eps."""
     x, step = mp.exp(mp.mpf(epsilon)), mp.mpf(10) ** -20
-    low, middle, high = (exact_profile(mechanism, mp.log(at), sensitivity) for at in (x, x + step, x + 2 * step))
+    low, middle, high = (
+        exact_profile(mechanism, mp.log(points), sensitivity) for points in (x, x + step, x + 2 * step)
+    )
     q = max((low - high) / (2 * step), mp.mpf(0))
     return float(min(middle + q * (x + step), 1)), float(min(q, 1))
 
@@ -103,20 +105,20 @@ def _binomial(count: int, p: float, q: float, epsilon: float) -> float:
 
 def composed(random: np.random.Generator) -> Case:
     """Many releases of one or two mechanisms, on samples or not, by events."""
-    parts: list[tuple[int, list[tuple[float, float]]]] = []
+    terms: list[tuple[int, list[tuple[float, float]]]] = []
     total: Guarantee | None = None
     for _ in range(int(random.integers(1, 3))):
         _, mechanism, sensitivity = _family(random)
         count, rate = int(between(random, 2.0, 1e9)), between(random, 1e-9, 1.0) if random.random() < 0.6 else None
-        made = guarantee(mechanism, sensitivity)
-        made = (made if rate is None else made.subsample(rate)).repeat(count)
-        total = made if total is None else total.compose(made)
+        composed_guarantee = guarantee(mechanism, sensitivity)
+        composed_guarantee = (composed_guarantee if rate is None else composed_guarantee.subsample(rate)).repeat(count)
+        total = composed_guarantee if total is None else total.compose(composed_guarantee)
         r = 1.0 if rate is None else rate
         events = [_event(mechanism, sensitivity, eps) for eps in (0.0, between(random, 1e-3, 3.0))]
-        parts.append((count, [(r * p + (1 - r) * q, q) for p, q in events]))
+        terms.append((count, [(r * p + (1 - r) * q, q) for p, q in events]))
 
     def lower(epsilon: float) -> float:
-        return max(_binomial(count, p, q, epsilon) for count, events in parts for p, q in events)
+        return max(_binomial(count, p, q, epsilon) for count, events in terms for p, q in events)
 
     return Case(total, lower, _FLOATS)
 
@@ -147,8 +149,8 @@ def tables(random: np.random.Generator) -> Case:
         ways = (joint, [pair[::-1] for pair in joint])
         return max(mp.fsum(max(a - factor * b, 0) for a, b in way) for way in ways)
 
-    made = guarantee(discrete_pair(p, q))
-    return Case((made if rate is None else made.subsample(rate)).repeat(count), lower, _DIGITS, True)
+    single = guarantee(discrete_pair(p, q))
+    return Case((single if rate is None else single.subsample(rate)).repeat(count), lower, _DIGITS, True)
 
 
 def two_sampled(random: np.random.Generator) -> Case:
@@ -156,8 +158,8 @@ def two_sampled(random: np.random.Generator) -> Case:
     sigma, rate = between(random, 0.4, 10.0), between(random, 1e-3, 1.0)
     ends = np.linspace(-9 * sigma, 9 * sigma + 1, 400)
     nodes, mass = np.polynomial.legendre.leggauss(20)
-    half = np.diff(ends)[:, None] / 2
-    y, width = (ends[:-1, None] + half * (nodes + 1)).ravel(), (half * mass).ravel()
+    half_widths = np.diff(ends)[:, None] / 2
+    y, width = (ends[:-1, None] + half_widths * (nodes + 1)).ravel(), (half_widths * mass).ravel()
     density = np.exp(-((y / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
     ratio = (1 - rate) + rate * np.exp((2 * y - 1) / (2 * sigma**2))
 
@@ -185,10 +187,10 @@ def shuffled_responses(random: np.random.Generator) -> Case:
     def lower(epsilon: float) -> float:
         if epsilon > _FARTHEST:
             return 0.0
-        rest = binom.pmf(np.arange(n + 1), n - 1, p)
-        more = np.append(0.0, rest[:-1])
-        one, other = p * more + (1 - p) * rest, (1 - p) * more + p * rest
-        ways = ((one, other), (other, one))
+        others_pmf = binom.pmf(np.arange(n + 1), n - 1, p)
+        more = np.append(0.0, others_pmf[:-1])
+        p_counts, q_counts = p * more + (1 - p) * others_pmf, (1 - p) * more + p * others_pmf
+        ways = ((p_counts, q_counts), (q_counts, p_counts))
         # Of probabilities next to the least float, which have few digits, nothing is claimed.
         gains = (np.where((a > 1e-290) & (b > 1e-290), a - math.exp(epsilon) * b, 0.0) for a, b in ways)
         return max(float(np.maximum(gain, 0.0).sum()) for gain in gains)
@@ -214,29 +216,29 @@ def check(seed: int) -> None:
     """Check the guarantee of one seed; an assertion names what is wrong."""
     random = np.random.default_rng([43, seed])
     case = KINDS[kind_of(seed)](random)
-    made, below = case.guarantee, 1 - mp.mpf(case.error)
+    audited, lower_factor = case.guarantee, 1 - mp.mpf(case.error)
     with mp.workdps(50):
         # An eps of any size, or one at which delta is neither 0 nor 1; a delta of any size.
         target = float(
             10.0 ** random.uniform(-300, math.log10(0.9)) if random.random() < 0.4 else random.uniform(0, 0.9)
         )
         target = target or 0.5
-        epsilon = made.epsilon(target)
-        low, high = made.bracket(delta=target)
+        epsilon = audited.epsilon(target)
+        low, high = audited.bracket(delta=target)
         assert low <= epsilon <= high, f"epsilon {epsilon} is outside its bracket, {low} to {high}"
         if math.isfinite(epsilon):
-            truth = case.lower(epsilon) * below
+            truth = case.lower(epsilon) * lower_factor
             assert truth <= target, f"at delta {target} epsilon {epsilon} is too small; delta there is {float(truth)}"
         else:
-            infinite = made.infinity_mass if isinstance(made, Guarantee) else 0.0
+            infinite = audited.infinity_mass if isinstance(audited, Guarantee) else 0.0
             assert infinite >= target * (1 - 1e-9), f"at delta {target} no epsilon is found"
-        at = float(between(random, 1e-9, 60.0)) if random.random() < 0.6 or not math.isfinite(epsilon) else epsilon
-        delta, (low, high) = made.delta(at), made.bracket(epsilon=at)
+        level = float(between(random, 1e-9, 60.0)) if random.random() < 0.6 or not math.isfinite(epsilon) else epsilon
+        delta, (low, high) = audited.delta(level), audited.bracket(epsilon=level)
         assert low <= delta <= high, f"delta {delta} is outside its bracket, {low} to {high}"
-        truth = min(case.lower(at) * below, 1)
-        assert delta >= truth or truth < 5e-324, f"at epsilon {at} delta {delta} is below {float(truth)}"
+        truth = min(case.lower(level) * lower_factor, 1)
+        assert delta >= truth or truth < 5e-324, f"at epsilon {level} delta {delta} is below {float(truth)}"
         if case.is_exact:
-            assert low <= truth / below, f"at epsilon {at} the lower end {low} is above {float(truth)}"
+            assert low <= truth / lower_factor, f"at epsilon {level} the lower end {low} is above {float(truth)}"
         assert math.isfinite(delta)
 
 

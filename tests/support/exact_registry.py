@@ -88,17 +88,17 @@ def exact(name, epsilon):
     return exact_sampler(mechanism(name, epsilon))
 
 
-def tables(form):
+def tables(sampler):
     """The window tables behind an exact sampler: one, or two for a mixture."""
-    parts = (form.first, form.second) if hasattr(form, "first") else (form,)
-    return [part.table for part in parts]
+    components = (sampler.first, sampler.second) if hasattr(sampler, "first") else (sampler,)
+    return [component.table for component in components]
 
 
 @cache
 def small_table(name, epsilon, codes=256):
     """The case at 16 random bits and at most this many codes."""
-    made = mechanism(name, epsilon)
-    return two_point_table(made, 16) if name == "duchi" else windowed_table(made, bits=16, codes=codes)
+    built = mechanism(name, epsilon)
+    return two_point_table(built, 16) if name == "duchi" else windowed_table(built, bits=16, codes=codes)
 
 
 def slow_sampler(table):

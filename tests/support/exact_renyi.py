@@ -28,7 +28,7 @@ def _log_density(law):
         return lambda x: -(nu + 1) / 2 * mp.log1p(x * x / (nu * s * s)), [mp.mpf(0)]
     if isinstance(law, dpk.Staircase):
         period, gamma, eps = (mp.mpf(float(value)) for value in (law.period, law.gamma, law.epsilon))
-        ends = [(k + share) * period for k in range(400) for share in (0, gamma)]
+        ends = [(k + offset) * period for k in range(400) for offset in (0, gamma)]
 
         def log_f(x):
             position = abs(x) / period
@@ -114,17 +114,17 @@ def exact_renyi(mechanism, order, sensitivity=1.0, rate=None, adjacency="add_rem
 
             return log_mixture
 
-        far = D * (mp.mpf(order) + 4) + 16 * _reach(law)
+        reach = D * (mp.mpf(order) + 4) + 16 * _reach(law)
         shifts = (-D, 0, D) if adjacency == "replace" else (0, D)
         every = [knot + shift for knot in (*knots, *edges) for shift in (*shifts, -D)]
-        points = sorted({-far, far, mp.mpf(0), *(point for point in every if -far < point < far)})
+        points = sorted({-reach, reach, mp.mpf(0), *(point for point in every if -reach < point < reach)})
         if adjacency == "replace":
             pairs = [(mixed(log_at(0), log_at(D)), mixed(log_at(0), log_at(-D)))]
         elif rate is None:
             pairs = [(log_at(0), log_at(D)), (log_at(0), log_at(-D))]
         else:
             moved = [mixed(log_at(0), log_at(shift)) for shift in (D, -D)]
-            pairs = [pair for one in moved for pair in ((one, log_at(0)), (log_at(0), one))]
+            pairs = [pair for shifted in moved for pair in ((shifted, log_at(0)), (log_at(0), shifted))]
         return max(_divergence(log_p, log_q, points, order) for log_p, log_q in pairs)
 
 

@@ -202,27 +202,29 @@ def _mechanism_options(mechanism: str, source: Random) -> list[str]:
 
 def _with_a_fault(name: str, arguments: list[str], source: Random) -> list[str]:
     arguments = list(arguments)
-    at = source.randrange(len(arguments)) if arguments else 0
+    index = source.randrange(len(arguments)) if arguments else 0
     values = [number + 1 for number, flag in enumerate(arguments[:-1]) if flag.startswith("--")]
     match source.choice([*["value"] * 8, "any", "option", "option", "option", "drop", "twice", "other"]):
         case "value" if values:
-            at = source.choice(values)
-            arguments[at] = _value(name, arguments[at - 1], source)
+            index = source.choice(values)
+            arguments[index] = _value(name, arguments[index - 1], source)
         case "any" if arguments:
-            arguments[at] = _value(name, arguments[at - 1] if at else "", source)
+            arguments[index] = _value(name, arguments[index - 1] if index else "", source)
         case "option":
             arguments += _option(name, source)
         case "drop" if arguments:
-            del arguments[at]
+            del arguments[index]
         case "twice" if arguments:
-            arguments += arguments[at : at + 2]
+            arguments += arguments[index : index + 2]
         case _:
-            arguments.insert(at, source.choice(OTHERS))
+            arguments.insert(index, source.choice(OTHERS))
     return arguments
 
 
 def _option(name: str, source: Random) -> list[str]:
-    option = source.choice([one for one in dpkernels.commands[name].params if isinstance(one, click.Option)] or [None])
+    option = source.choice(
+        [parameter for parameter in dpkernels.commands[name].params if isinstance(parameter, click.Option)] or [None]
+    )
     if option is None:
         return ["--nope"]
     return [option.opts[0]] if option.is_flag else [option.opts[0], _value(name, option.opts[0], source)]
@@ -230,17 +232,17 @@ def _option(name: str, source: Random) -> list[str]:
 
 def _value(name: str, flag: str, source: Random) -> str:
     """Return a value for what follows a flag, or for an argument, by its type."""
-    known = {text: one for one in dpkernels.commands[name].params for text in one.opts}
-    kind = known[flag].type if flag in known else None
+    options = {text: parameter for parameter in dpkernels.commands[name].params for text in parameter.opts}
+    option_type = options[flag].type if flag in options else None
     if flag == "--engine":
         return source.choice(["local", "x", ""])  # A cluster takes too long to start for a fuzzer.
-    if isinstance(kind, click.Choice):
-        return source.choice([*kind.choices, "x", ""])
-    if isinstance(kind, NumberList):
+    if isinstance(option_type, click.Choice):
+        return source.choice([*option_type.choices, "x", ""])
+    if isinstance(option_type, NumberList):
         return source.choice(LISTS)
-    if isinstance(kind, click.types.FloatParamType):
+    if isinstance(option_type, click.types.FloatParamType):
         return source.choice(REALS)
-    if isinstance(kind, click.types.IntParamType):
+    if isinstance(option_type, click.types.IntParamType):
         return source.choice(WHOLE)
     if flag == "--mechanism":
         return source.choice([*CONSTRUCTORS, "nope", ""])
@@ -293,19 +295,19 @@ def forged(number: int, texts: dict[str, str]) -> tuple[str, str]:
     """Return the name of a sidecar, and its text with a few faults."""
     source = Random(f"{SEED} sidecar {number}")
     name = source.choice(sorted(texts))
-    form = json.loads(texts[name])
+    payload = json.loads(texts[name])
     for _ in range(source.choice([1, 1, 1, 2, 3])):
-        form = _with_a_forgery(form, source)
-    text = json.dumps(form)
+        payload = _with_a_forgery(payload, source)
+    text = json.dumps(payload)
     match source.randrange(12):
         case 0:
             text = text[: source.randrange(len(text))]
         case 1:
-            at = source.randrange(len(text))
+            position = source.randrange(len(text))
             text = (
-                text[:at]
+                text[:position]
                 + source.choice(["NaN", "1e999", "{", '"', "\\", "-", "0", "null", '{"replacing": '])
-                + text[at + 1 :]
+                + text[position + 1 :]
             )
         case 2:
             text = (
@@ -314,29 +316,29 @@ def forged(number: int, texts: dict[str, str]) -> tuple[str, str]:
     return name, text
 
 
-def _with_a_forgery(form: Any, source: Random) -> Any:
+def _with_a_forgery(payload: Any, source: Random) -> Any:
     """Return the form with one value replaced, removed, moved or repeated, as likely near the root as deep inside."""
-    form = copy.deepcopy(form)
-    at = form
+    payload = copy.deepcopy(payload)
+    node = payload
     while True:
-        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
         if not keys:
-            return form
+            return payload
         key = source.choice(keys)
-        if isinstance(at[key], dict | list) and at[key] and source.random() < 0.75:
-            at = at[key]
+        if isinstance(node[key], dict | list) and node[key] and source.random() < 0.75:
+            node = node[key]
             continue
         break
     match source.choice(["junk", "junk", "junk", "drop", "sibling", "change"]):
         case "junk":
-            at[key] = copy.deepcopy(source.choice(JUNK))
+            node[key] = copy.deepcopy(source.choice(JUNK))
         case "drop":
-            del at[key]
+            del node[key]
         case "sibling":
-            at[key] = copy.deepcopy(at[source.choice(keys)])
+            node[key] = copy.deepcopy(node[source.choice(keys)])
         case _:
-            at[key] = _changed(at[key], source)
-    return form
+            node[key] = _changed(node[key], source)
+    return payload
 
 
 def _changed(value: Any, source: Random) -> Any:

@@ -173,12 +173,12 @@ def knots(m: Any, x: float) -> np.ndarray:
     if isinstance(m, dpk.CentralPiecewise):
         centre = m.middle + m.scale * (x - m.middle) / (input_range(m) / 2)
         points.append(centre + m.scale * np.concatenate([m.half_widths, -m.half_widths]))
-    for part in (m.first, m.second) if isinstance(m, dpk.Mixture) else (m,):
-        if isinstance(part, dpk.Windowed):
-            half = (part.output_interval[1] - part.output_interval[0]) / 2
-            centre = part.middle + (x - part.middle) / part.window_mass
-            points.append(centre + half * part.width * (shape_knots(part.window) - 0.5))
-            points.append(part.middle + half * (2 * shape_knots(part.base) - 1))
+    for component in (m.first, m.second) if isinstance(m, dpk.Mixture) else (m,):
+        if isinstance(component, dpk.Windowed):
+            half_range = (component.output_interval[1] - component.output_interval[0]) / 2
+            centre = component.middle + (x - component.middle) / component.window_mass
+            points.append(centre + half_range * component.width * (shape_knots(component.window) - 0.5))
+            points.append(component.middle + half_range * (2 * shape_knots(component.base) - 1))
     return np.unique(np.clip(np.concatenate(points), low, high))
 
 
@@ -194,7 +194,7 @@ def in_rows(curve: Callable[[np.ndarray], np.ndarray], epsilon: Any, row: int = 
     """A curve at any number of budgets, nine at a time: a program of one shape for all that ask."""
     eps = np.asarray(epsilon, np.float64)
     rows = np.append(eps, np.zeros(-eps.size % row)).reshape(-1, row)
-    return np.concatenate([curve(each) for each in rows])[: eps.size].reshape(eps.shape)[()]
+    return np.concatenate([curve(row_values) for row_values in rows])[: eps.size].reshape(eps.shape)[()]
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -220,11 +220,11 @@ def positive_part(gap: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -
     return float(np.maximum(piece_integrals(gap, np.unique(np.concatenate([points, b]))), 0).sum())
 
 
-def slope_by_differences(value: Callable[[float], Any], at: float, h: float) -> float:
+def slope_by_differences(value: Callable[[float], Any], x0: float, h: float) -> float:
     """Central differences in two step sizes, extrapolated."""
 
     def difference(h: float) -> float:
-        return float(value(at + h) - value(at - h)) / (2 * h)
+        return float(value(x0 + h) - value(x0 - h)) / (2 * h)
 
     return (4 * difference(h / 2) - difference(h)) / 3
 
@@ -232,14 +232,14 @@ def slope_by_differences(value: Callable[[float], Any], at: float, h: float) -> 
 def expectation(m: Any, x: float, function: Callable[[np.ndarray], np.ndarray]) -> float:
     """E(function(report) | x): quadrature of the density, and the atoms."""
     smooth = piece_integrals(lambda y: function(y) * m.pdf(y, x), knots(m, x)).sum()
-    at, p = m.atoms(x)
-    return float(smooth + (function(at) * p).sum())
+    atoms, p = m.atoms(x)
+    return float(smooth + (function(atoms) * p).sum())
 
 
 def windowed_pair(mechanism: dpk.Windowed, x: Any, other: Any) -> WindowedPair:
     """The pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
     m = mechanism
-    share = (x - other) / (m.upper - m.lower)
-    off = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
+    fraction = (x - other) / (m.upper - m.lower)
+    offset = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
     reach = 1 - m.width / 2
-    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 * reach * share, reach * off)
+    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 * reach * fraction, reach * offset)

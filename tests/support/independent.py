@@ -61,20 +61,20 @@ def exp_above(epsilon):
         return Fraction(int(mpmath.floor(value * 10**45)) + 1, 10**45)
 
 
-def kind_of(form):
+def kind_of(payload):
     """Return the kind that it names."""
-    return form["kind"]
+    return payload["kind"]
 
 
-def false_claims(form):
+def false_claims(payload):
     """What the payload says that is not so, as names."""
-    kind = kind_of(form)
-    names = {"kind", *KEYS[kind].split()} | (levels_of(form).keys() if kind == "prefixes" else set())
-    wrong = [f"names: {sorted(odd)}"] if (odd := form.keys() ^ names) else []
-    return wrong + CHECKS[kind](form)
+    claim_kind = kind_of(payload)
+    names = {"kind", *KEYS[claim_kind].split()} | (levels_of(payload).keys() if claim_kind == "prefixes" else set())
+    problems = [f"names: {sorted(odd)}"] if (odd := payload.keys() ^ names) else []
+    return problems + CHECKS[claim_kind](payload)
 
 
-def lies(form, **truths):
+def lies(payload, **truths):
     """The names of claims that are false, each given as whether it is true."""
     return [name for name, true in truths.items() if not true]
 
@@ -121,8 +121,8 @@ class Law:
         """At rows and half-way between, of inputs in the interval: no more than the largest of all."""
         rows, (lower, upper) = range(len(self.inputs)), self.interval
         pairs = [*((s, s) for s in rows), *itertools.pairwise(rows)]
-        inside = [(s, t) for s, t in pairs if lower <= (self.inputs[s] + self.inputs[t]) / 2 <= upper]
-        return max((self.variance(s, t) for s, t in inside), default=Fraction(0))
+        inner_pairs = [(s, t) for s, t in pairs if lower <= (self.inputs[s] + self.inputs[t]) / 2 <= upper]
+        return max((self.variance(s, t) for s, t in inner_pairs), default=Fraction(0))
 
     def largest_ratio(self, apart):
         """Over all rows up to so many apart; None where a report is possible for one of them only."""
@@ -131,10 +131,10 @@ class Law:
             for row in self.rows():
                 high, low = np.maximum(high, row), np.minimum(low, row)
             return _larger(Fraction(1), high, low)
-        worst, near = Fraction(1), deque(maxlen=apart + 1)
+        worst, recent = Fraction(1), deque(maxlen=apart + 1)
         for row in self.rows():
-            near.append(row)
-            worst = _larger(worst, np.maximum.reduce(list(near)), np.minimum.reduce(list(near)))
+            recent.append(row)
+            worst = _larger(worst, np.maximum.reduce(list(recent)), np.minimum.reduce(list(recent)))
         return worst
 
 
@@ -169,51 +169,51 @@ def row_law(table):
     return Law(lambda: rows, table["places"], table["bits"], ends, interval)
 
 
-def bounded_lies(form, law, apart):
-    ratio, realised = law.largest_ratio(apart), decimal(form["realised_epsilon"])
-    table, (lower, upper) = form.get("table") or form["row_table"], law.interval
-    if "kind" not in form:
+def bounded_lies(payload, law, apart):
+    ratio, realised = law.largest_ratio(apart), decimal(payload["realised_epsilon"])
+    table, (lower, upper) = payload.get("table") or payload["row_table"], law.interval
+    if "kind" not in payload:
         realised *= 1 + Fraction(1, 10**12)  # The logarithm of the machine that wrote it.
     return lies(
-        form,
+        payload,
         distributions=law.are_distributions,
         means=law.has_its_means,
         interval=law.inputs[0] <= lower < upper <= law.inputs[-1],
         support=ratio is not None,
-        epsilon=ratio is not None and ratio < exp_above(decimal(form["epsilon"])),
+        epsilon=ratio is not None and ratio < exp_above(decimal(payload["epsilon"])),
         realised_epsilon=ratio is not None and ratio < exp_above(realised),
-        ratio=ratio is not None and Fraction(form["ratio"]) >= ratio,
-        total=form["total"] == law.total and table["bits"] in (16, 32, 64),
-        codes=form["codes"] == len(law.positions),
-        rows=form["rows"] == len(law.inputs),
-        lowest=Fraction(form["lowest"]) == law.value(0) == min(law.value(0), law.value(-1)),
-        highest=Fraction(form["highest"]) == law.value(-1),
+        ratio=ratio is not None and Fraction(payload["ratio"]) >= ratio,
+        total=payload["total"] == law.total and table["bits"] in (16, 32, 64),
+        codes=payload["codes"] == len(law.positions),
+        rows=payload["rows"] == len(law.inputs),
+        lowest=Fraction(payload["lowest"]) == law.value(0) == min(law.value(0), law.value(-1)),
+        highest=Fraction(payload["highest"]) == law.value(-1),
         increasing=all(a < b for a, b in itertools.pairwise(law.positions)),
-        mean_error=law.slope != 1 or form["mean_error"] == "0",
-        worst_variance=Fraction(form["worst_variance"]) >= law.worst_variance,
+        mean_error=law.slope != 1 or payload["mean_error"] == "0",
+        worst_variance=Fraction(payload["worst_variance"]) >= law.worst_variance,
     )
 
 
-def window_lies(form):
-    law = window_law(form["table"])
-    return bounded_lies(form, law, len(law.inputs)) + lies(form, covers=form["covers"] == LOCAL + LIMITS)
+def window_lies(payload):
+    law = window_law(payload["table"])
+    return bounded_lies(payload, law, len(law.inputs)) + lies(payload, covers=payload["covers"] == LOCAL + LIMITS)
 
 
-def placed_lies(form):
-    law = window_law(form["table"], is_placed=True)
-    covers = form["covers"] == f"{LOCAL}{LIMITS} No mean is claimed: reports are biased."
-    wrong = lies(form, covers=covers, slope=Fraction(form["slope"]) == law.slope < 1)
-    return bounded_lies(form, law, len(law.inputs)) + wrong
+def placed_lies(payload):
+    law = window_law(payload["table"], is_placed=True)
+    covers = payload["covers"] == f"{LOCAL}{LIMITS} No mean is claimed: reports are biased."
+    problems = lies(payload, covers=covers, slope=Fraction(payload["slope"]) == law.slope < 1)
+    return bounded_lies(payload, law, len(law.inputs)) + problems
 
 
-def rows_lies(form):
-    law, D, table = row_law(form["row_table"]), form["sensitivity"], form["row_table"]
+def rows_lies(payload):
+    law, D, table = row_law(payload["row_table"]), payload["sensitivity"], payload["row_table"]
     words, apart = [LOCAL], len(law.inputs) - 1
     if D is not None:
         apart = rows_apart(table, decimal(D))
-        words = [NEAR.format(repr(D).removesuffix(".0"))] + ([] if "kind" in form else [NEAR.format(f"{D:.12g}")])
-    covers = form["covers"] in [one + LIMITS for one in words]
-    return lies(form, covers=covers, cells=form["cells"] >= apart) + bounded_lies(form, law, apart)
+        words = [NEAR.format(repr(D).removesuffix(".0"))] + ([] if "kind" in payload else [NEAR.format(f"{D:.12g}")])
+    covers = payload["covers"] in [word + LIMITS for word in words]
+    return lies(payload, covers=covers, cells=payload["cells"] >= apart) + bounded_lies(payload, law, apart)
 
 
 def rows_apart(table, D):
@@ -224,87 +224,87 @@ def rows_apart(table, D):
     return min(S, math.ceil(Fraction(math.ceil(D * steps / gap), steps)))
 
 
-def mixture_lies(form):
-    parts, weight = [form["first"], form["second"]], Fraction(form["threshold"], 2**32)
-    laws = [window_law(part["table"]) for part in parts]
+def mixture_lies(payload):
+    components, weight = [payload["first"], payload["second"]], Fraction(payload["threshold"], 2**32)
+    laws = [window_law(component["table"]) for component in components]
     values = [law.value(code) for law in laws for code in (0, -1)]
     # The ends of the interval are rows of both.
     mixed = max(weight * laws[0].variance(end, end) + (1 - weight) * laws[1].variance(end, end) for end in (0, -1))
-    inner = [f"{n}: {wrong}" for n, part in enumerate(parts) for wrong in window_lies(part)]
+    inner = [f"{n}: {problems}" for n, component in enumerate(components) for problems in window_lies(component)]
     return inner + lies(
-        form,
-        covers=form["covers"] == LOCAL + LIMITS,
+        payload,
+        covers=payload["covers"] == LOCAL + LIMITS,
         interval=laws[0].interval == laws[1].interval,
-        threshold=0 < form["threshold"] < 2**32,
-        epsilon=decimal(form["epsilon"]) >= max(decimal(part["epsilon"]) for part in parts),
-        realised_epsilon=form["realised_epsilon"] >= max(part["realised_epsilon"] for part in parts),
-        lowest=Fraction(form["lowest"]) == min(values),
-        highest=Fraction(form["highest"]) == max(values),
-        worst_variance=Fraction(form["worst_variance"]) >= mixed,
+        threshold=0 < payload["threshold"] < 2**32,
+        epsilon=decimal(payload["epsilon"]) >= max(decimal(component["epsilon"]) for component in components),
+        realised_epsilon=payload["realised_epsilon"] >= max(component["realised_epsilon"] for component in components),
+        lowest=Fraction(payload["lowest"]) == min(values),
+        highest=Fraction(payload["highest"]) == max(values),
+        worst_variance=Fraction(payload["worst_variance"]) >= mixed,
     )
 
 
-def multivariate_lies(form):
-    inner, s, d = form["coordinate"], form["sampled"], form["dimensions"]
-    rounded = 1 if "kind" in form else 1 + Fraction(1, 10**12)
-    return [f"coordinate: {wrong}" for wrong in false_claims(inner)] + lies(
-        form,
-        covers=form["covers"] == MANY + LIMITS,
+def multivariate_lies(payload):
+    inner, s, d = payload["coordinate"], payload["sampled"], payload["dimensions"]
+    rounded = 1 if "kind" in payload else 1 + Fraction(1, 10**12)
+    return [f"coordinate: {problems}" for problems in false_claims(inner)] + lies(
+        payload,
+        covers=payload["covers"] == MANY + LIMITS,
         coordinate=kind_of(inner) in ("window", "rows", "mixture") and inner.get("sensitivity") is None,
         sampled=type(s) is int and type(d) is int and 1 <= s <= d,
-        epsilon=decimal(form["epsilon"]) * rounded >= s * decimal(inner["epsilon"]),
-        realised_epsilon=decimal(form["realised_epsilon"]) * rounded >= s * decimal(inner["realised_epsilon"]),
+        epsilon=decimal(payload["epsilon"]) * rounded >= s * decimal(inner["epsilon"]),
+        realised_epsilon=decimal(payload["realised_epsilon"]) * rounded >= s * decimal(inner["realised_epsilon"]),
     )
 
 
-def set_lies(form):
-    size, d = form["size"], form["categories"]
-    return lies(form, size=type(size) is int and 1 <= size < d) or category_lies(form, d, size)
+def set_lies(payload):
+    size, d = payload["size"], payload["categories"]
+    return lies(payload, size=type(size) is int and 1 <= size < d) or category_lies(payload, d, size)
 
 
-def block_lies(form):
-    g = form["blocks"]
+def block_lies(payload):
+    g = payload["blocks"]
     factors = {n for n in range(2, g + 1) if g % n == 0 and all(n % m for m in range(2, math.isqrt(n) + 1))}
-    return lies(form, blocks=type(g) is int and len(factors) == 1) or category_lies(form, g, 1)
+    return lies(payload, blocks=type(g) is int and len(factors) == 1) or category_lies(payload, g, 1)
 
 
-def levels_of(form):
+def levels_of(payload):
     """The levels that there are from 0 on, by name."""
-    names = itertools.takewhile(form.keys().__contains__, (f"level_{n}" for n in range(40)))
-    return {name: form[name] for name in names}
+    names = itertools.takewhile(payload.keys().__contains__, (f"level_{n}" for n in range(40)))
+    return {name: payload[name] for name in names}
 
 
-def prefix_lies(form):
-    levels = levels_of(form)
-    inner = [f"{name}: {wrong}" for name, level in levels.items() for wrong in false_claims(level)]
+def prefix_lies(payload):
+    levels = levels_of(payload)
+    inner = [f"{name}: {problems}" for name, level in levels.items() for problems in false_claims(level)]
     return inner + lies(
-        form,
-        covers=form["covers"] == CATEGORIES.replace("categories", "values") + LIMITS,
+        payload,
+        covers=payload["covers"] == CATEGORIES.replace("categories", "values") + LIMITS,
         levels=bool(levels) and all(kind_of(level) == "block of categories" for level in levels.values()),
         growing=all(a["categories"] < b["categories"] for a, b in itertools.pairwise(levels.values())),
-        categories=bool(levels) and form["categories"] == [*levels.values()][-1]["categories"],
-        epsilon=all(decimal(form["epsilon"]) >= decimal(level["epsilon"]) for level in levels.values()),
-        realised_epsilon=all(form["realised_epsilon"] >= level["realised_epsilon"] for level in levels.values()),
+        categories=bool(levels) and payload["categories"] == [*levels.values()][-1]["categories"],
+        epsilon=all(decimal(payload["epsilon"]) >= decimal(level["epsilon"]) for level in levels.values()),
+        realised_epsilon=all(payload["realised_epsilon"] >= level["realised_epsilon"] for level in levels.values()),
     )
 
 
-def category_lies(form, choices, size):
+def category_lies(payload, choices, size):
     """Of a report that names ``size`` of some choices, the true one where a word is below the threshold."""
-    T, d, total = form["threshold"], form["categories"], 2 ** form["bits"]
-    own, other = Fraction(T, total), Fraction(total - T, total)
+    T, d, total = payload["threshold"], payload["categories"], 2 ** payload["bits"]
+    p_true, p_other = Fraction(T, total), Fraction(total - T, total)
     if choices < 64:  # The probability of one set with the true choice in it, and of one without it.
-        own, other = own / math.comb(choices - 1, size - 1), other / math.comb(choices - 1, size)
-        ratio = max(own / other, other / own)
+        p_true, p_other = p_true / math.comb(choices - 1, size - 1), p_other / math.comb(choices - 1, size)
+        ratio = max(p_true / p_other, p_other / p_true)
     else:
-        ratio = own * (choices - size) / (other * size)
+        ratio = p_true * (choices - size) / (p_other * size)
     return lies(
-        form,
-        covers=form["covers"] == CATEGORIES + LIMITS,
+        payload,
+        covers=payload["covers"] == CATEGORIES + LIMITS,
         categories=type(d) is int and d >= 2,
         threshold=0 < T < total and (size > 1 or (total - T) % (choices - 1) == 0),
-        ratio=Fraction(form["ratio"]) == ratio,
-        epsilon=ratio <= exp_above(decimal(form["epsilon"])),
-        realised_epsilon=ratio <= exp_above(decimal(form["realised_epsilon"])),
+        ratio=Fraction(payload["ratio"]) == ratio,
+        epsilon=ratio <= exp_above(decimal(payload["epsilon"])),
+        realised_epsilon=ratio <= exp_above(decimal(payload["realised_epsilon"])),
     )
 
 
@@ -327,25 +327,25 @@ def divergence(law, shift, ratio):
     p, q = ratio.numerator, ratio.denominator
     shifts = (shift,) if isinstance(shift, int) else shift
     pairs = [[(w, law.get(code - s, 0)) for code, w in law.items()] for s in shifts]
-    over = 0
+    excess = 0
     for point in itertools.product(*pairs):
         here, there = (math.prod(side) for side in zip(*point, strict=True))
-        over += max(0, q * here - p * there)
-    return Fraction(over, q * sum(law.values()) ** len(shifts))
+        excess += max(0, q * here - p * there)
+    return Fraction(excess, q * sum(law.values()) ** len(shifts))
 
 
-def additive_lies(form, law, cell):
-    table, total = form["noise"], 2 ** form["noise"]["bits"]
+def additive_lies(payload, law, cell):
+    table, total = payload["noise"], 2 ** payload["noise"]["bits"]
     mean = Fraction(sum(w * code for code, w in law.items()), total) * cell
     second = Fraction(sum(w * code**2 for code, w in law.items()), total) * cell**2 - mean**2
     return mean, lies(
-        form,
+        payload,
         distribution=min(law.values()) >= 0 and sum(law.values()) == total and table["bits"] in (16, 32, 64),
-        lowest=Fraction(form["lowest"]) == min(law) * cell,
-        highest=Fraction(form["highest"]) == max(law) * cell,
-        worst_variance=Fraction(form["worst_variance"]) >= second + (0 if form.get("lattice") else cell**2 / 4),
-        realised_epsilon=form["realised_epsilon"] == form["epsilon"],
-        budget=0 < form["epsilon"] <= 20 and 0 < form["delta"] < 1 and form["sensitivity"] > 0,
+        lowest=Fraction(payload["lowest"]) == min(law) * cell,
+        highest=Fraction(payload["highest"]) == max(law) * cell,
+        worst_variance=Fraction(payload["worst_variance"]) >= second + (0 if payload.get("lattice") else cell**2 / 4),
+        realised_epsilon=payload["realised_epsilon"] == payload["epsilon"],
+        budget=0 < payload["epsilon"] <= 20 and 0 < payload["delta"] < 1 and payload["sensitivity"] > 0,
     )
 
 
@@ -356,56 +356,56 @@ def tried_shifts(most):
     return [0, *positive, *(-shift for shift in positive)]
 
 
-def noise_lies(form):
-    (law, cell), ratio = noise_law(form["noise"]), exp_above(decimal(form["epsilon"]))
-    apart = positions_apart(form["noise"], Fraction(form["sensitivity"]))
+def noise_lies(payload):
+    (law, cell), ratio = noise_law(payload["noise"]), exp_above(decimal(payload["epsilon"]))
+    apart = positions_apart(payload["noise"], Fraction(payload["sensitivity"]))
     delta = max(divergence(law, shift, ratio) for shift in tried_shifts(min(apart, len(law))))
-    mean, wrong = additive_lies(form, law, cell)
-    return wrong + lies(
-        form,
-        covers=form["covers"] == NOISE + NOISE_LIMITS,
-        shift=form["shift"] >= apart,
-        bias=Fraction(form["bias"]) == mean,
-        delta=delta <= decimal(form["delta"]),
-        realised_delta=delta <= Fraction(form["realised_delta"]),
+    mean, problems = additive_lies(payload, law, cell)
+    return problems + lies(
+        payload,
+        covers=payload["covers"] == NOISE + NOISE_LIMITS,
+        shift=payload["shift"] >= apart,
+        bias=Fraction(payload["bias"]) == mean,
+        delta=delta <= decimal(payload["delta"]),
+        realised_delta=delta <= Fraction(payload["realised_delta"]),
     )
 
 
-def vector_shifts(form, cell):
+def vector_shifts(payload, cell):
     """Some shifts of one and two coordinates that neighbours can have, the largest among them."""
-    D, two = Fraction(form["sensitivity"]), min(2, form["dimensions"])
-    shares = [Fraction(n, 4) for n in range(5)]
+    D, two = Fraction(payload["sensitivity"]), min(2, payload["dimensions"])
+    fractions = [Fraction(n, 4) for n in range(5)]
     size = {
         "l1": lambda a, b: a + b <= 1,
         "l2": lambda a, b: a**2 + b**2 <= 1,
         "linf": lambda a, b: max(a, b) <= 1,
-    }[form["norm"]]
-    moves = {(a, b if two == 2 else Fraction(0)) for a in shares for b in shares}
+    }[payload["norm"]]
+    moves = {(a, b if two == 2 else Fraction(0)) for a in fractions for b in fractions}
     for a, b in moves:
         if size(a, b):
-            if form["lattice"]:
-                unit = Fraction(form["lattice"])
-                steps = [math.floor(part * D / unit) * (unit / cell) for part in (a, b)]
+            if payload["lattice"]:
+                unit = Fraction(payload["lattice"])
+                steps = [math.floor(component * D / unit) * (unit / cell) for component in (a, b)]
                 yield tuple(int(step) for step in steps)
             else:
-                yield tuple(positions_apart(form["noise"], part * D) for part in (a, b))
+                yield tuple(positions_apart(payload["noise"], component * D) for component in (a, b))
 
 
-def vector_lies(form):
-    (law, cell), ratio = noise_law(form["noise"]), exp_above(decimal(form["epsilon"]))
-    shifts = {(sign * a, b) for a, b in vector_shifts(form, cell) for sign in (1, -1)}
+def vector_lies(payload):
+    (law, cell), ratio = noise_law(payload["noise"]), exp_above(decimal(payload["epsilon"]))
+    shifts = {(sign * a, b) for a, b in vector_shifts(payload, cell) for sign in (1, -1)}
     if len(law) > 40:  # Products of long tables take too long.
         shifts = {(a, b) for a, b in shifts if not (a and b)}
-    found = {shift: divergence(law, shift if all(shift) else sum(shift), ratio) for shift in shifts}
-    delta = max(found.values())
-    _, wrong = additive_lies(form, law, cell)
-    return wrong + lies(
-        form,
-        covers=form["covers"] == VECTORS + NOISE_LIMITS,
-        dimensions=type(form["dimensions"]) is int and form["dimensions"] >= 1,
-        lattice=form["lattice"] is None or (Fraction(form["lattice"]) / cell).denominator == 1,
-        delta=delta <= decimal(form["delta"]),
-        realised_delta=delta <= Fraction(form["realised_delta"]),
+    divergences = {shift: divergence(law, shift if all(shift) else sum(shift), ratio) for shift in shifts}
+    delta = max(divergences.values())
+    _, problems = additive_lies(payload, law, cell)
+    return problems + lies(
+        payload,
+        covers=payload["covers"] == VECTORS + NOISE_LIMITS,
+        dimensions=type(payload["dimensions"]) is int and payload["dimensions"] >= 1,
+        lattice=payload["lattice"] is None or (Fraction(payload["lattice"]) / cell).denominator == 1,
+        delta=delta <= decimal(payload["delta"]),
+        realised_delta=delta <= Fraction(payload["realised_delta"]),
     )
 
 

@@ -82,7 +82,7 @@ def contents(path: Path) -> Iterator[bytes]:
     if path.suffix == ".gz":
         yield gzip.decompress(content)
     if path.suffix == ".parquet":
-        texts = [one.name for one in pq.read_schema(path) if pa.types.is_string(one.type)]
+        texts = [schema.name for schema in pq.read_schema(path) if pa.types.is_string(schema.type)]
         for dictionaries in ([], texts):
             table = pq.read_table(path, read_dictionary=dictionaries)
             yield ipc(table)
@@ -122,9 +122,9 @@ class Case:
         """Return some of the true values as text, as numbers of 8 or 4 bytes, or in base64."""
         values = self.frame[self.source.choice(self.protected)].dropna().to_numpy(float)
         dtype = self.pick("<f8", ">f8", "<f4", "<i8")
-        form = self.pick("text", "binary", "base64")
+        encoding = self.pick("text", "binary", "base64")
         binary = values.astype(dtype).tobytes()
-        return {"text": self.text().encode(), "binary": binary, "base64": base64.b64encode(binary)}[form]
+        return {"text": self.text().encode(), "binary": binary, "base64": base64.b64encode(binary)}[encoding]
 
     def pick(self, *choices: Any) -> Any:
         return choices[self.source.integers(len(choices))]
@@ -367,8 +367,8 @@ def leaks(number: int, call: Callable[..., Any]) -> tuple[int, set[str]]:
     for path in files(Path()):
         assert path.parts[0] == "out" or any(map(it.needles.found, contents(path)))
     released = files(Path("out"))
-    found = [it.needles.found(content) for path in released for content in contents(path)]
-    return len(released), set[str]().union(*found)
+    leaked = [it.needles.found(content) for path in released for content in contents(path)]
+    return len(released), set[str]().union(*leaked)
 
 
 def files(folder: Path) -> list[Path]:

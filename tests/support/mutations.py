@@ -15,18 +15,18 @@ HOSTILE = [
 ]
 
 
-def places(form, path=()):
+def places(payload, path=()):
     """The paths of every value in it."""
-    keys = form if isinstance(form, dict) else range(len(form)) if isinstance(form, list) else ()
+    keys = payload if isinstance(payload, dict) else range(len(payload)) if isinstance(payload, list) else ()
     for key in keys:
         yield (*path, key)
-        yield from places(form[key], (*path, key))
+        yield from places(payload[key], (*path, key))
 
 
-def at(form, path):
+def at(payload, path):
     for key in path:
-        form = form[key]
-    return form
+        payload = payload[key]
+    return payload
 
 
 def hostile():
@@ -53,35 +53,35 @@ def near(draw, value):
 
 
 @st.composite
-def mutated(draw, form):
+def mutated(draw, payload):
     """A copy with one to three changes."""
-    form = copy.deepcopy(form)
+    payload = copy.deepcopy(payload)
     for _ in range(draw(st.integers(1, 3))):
-        paths = list(places(form))
+        paths = list(places(payload))
         if not paths:
-            return form
+            return payload
         # First the name and then the place, so that tables' many numbers do not hide the rest.
         name = draw(st.sampled_from(sorted({str(path[-1]) for path in paths if isinstance(path[-1], str)} | {"*"})))
         chosen = [path for path in paths if str(path[-1]) == name or (name == "*" and isinstance(path[-1], int))]
         path = draw(st.sampled_from(chosen or paths))
-        change(draw, at(form, path[:-1]), path[-1])
-    return form
+        change(draw, at(payload, path[:-1]), path[-1])
+    return payload
 
 
 def change(draw, holder, key):
     """One change of a list or an object, in place."""
-    others = list(holder) if isinstance(holder, dict) else range(len(holder))
-    other = draw(st.sampled_from(others))
+    other_keys = list(holder) if isinstance(holder, dict) else range(len(holder))
+    other_key = draw(st.sampled_from(other_keys))
     match draw(st.sampled_from(["near", "near", "hostile", "swap", "move", "delete", "repeat", "add"])):
         case "near":
             holder[key] = draw(near(holder[key]))
         case "hostile":
             holder[key] = draw(hostile())
         case "swap":
-            holder[key], holder[other] = holder[other], holder[key]
-        case "move" if type(holder[key]) is int and type(holder[other]) is int:
+            holder[key], holder[other_key] = holder[other_key], holder[key]
+        case "move" if type(holder[key]) is int and type(holder[other_key]) is int:
             step = draw(st.sampled_from([1, 2, 1000, abs(holder[key]) // 2]))
-            holder[key], holder[other] = holder[key] - step, holder[other] + step
+            holder[key], holder[other_key] = holder[key] - step, holder[other_key] + step
         case "delete":
             del holder[key]
         case "repeat" if isinstance(holder, list):
@@ -89,4 +89,4 @@ def change(draw, holder, key):
         case "add" if isinstance(holder, dict):
             holder[draw(st.sampled_from(["extra", "kind", "sensitivity", "norm", "table"]))] = draw(hostile())
         case _:
-            holder[key] = copy.deepcopy(holder[other])
+            holder[key] = copy.deepcopy(holder[other_key])

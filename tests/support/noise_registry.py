@@ -88,5 +88,5 @@ def tail_points(law: Any) -> np.ndarray:
     spread = np.array([0.013, 0.17, 0.61, 1.37, 2.9, 5.3, 9.1, 12.2, 35.3, 71.9]) * scale(law)
     points = np.concatenate([-spread[::-1], spread])
     low, high = law.support
-    inside = points[(points > low) & (points < high)]
-    return inside[(law.cdf(inside) > 1e-200) & (law.sf(inside) > 1e-200)]
+    inner_points = points[(points > low) & (points < high)]
+    return inner_points[(law.cdf(inner_points) > 1e-200) & (law.sf(inner_points) > 1e-200)]

@@ -125,8 +125,8 @@ def exp_bounds(epsilon):
     """e^eps of the decimal eps from below and above, by mpmath."""
     with mpmath.workdps(60):
         value = mpmath.exp(mpmath.mpf(repr(float(epsilon))))
-        near = Fraction(int(mpmath.floor(value * 10**45)), 10**45)
-    return near, near + Fraction(1, 10**45)
+        nearest = Fraction(int(mpmath.floor(value * 10**45)), 10**45)
+    return nearest, nearest + Fraction(1, 10**45)
 
 
 def form_of(mechanism, table, certificate=None):
@@ -168,8 +168,8 @@ def slow_position(table, x, word):
 _compiled = {}
 
 
-def positions(form, x, words):
+def positions(sampler, x, words):
     """The compiled rounding of inputs, of x's type."""
-    place = _compiled.setdefault(id(form), (form, jax.jit(form.positions)))[1]
+    compiled = _compiled.setdefault(id(sampler), (sampler, jax.jit(sampler.positions)))[1]
     with jax.enable_x64(True):
-        return np.asarray(place(jnp.asarray(x), jnp.asarray(words, jnp.uint32)))
+        return np.asarray(compiled(jnp.asarray(x), jnp.asarray(words, jnp.uint32)))

@@ -88,13 +88,13 @@ class HalfSine:
 
 def window_pieces(window):
     """(ends on [0, 1], shape between each two of them)."""
-    half = mp.mpf(1) / 2
+    middle = mp.mpf(1) / 2
     if isinstance(window, dpk.Uniform):
         return [mp.mpf(0), mp.mpf(1)], [Polynomial(1)]
     if isinstance(window, dpk.Sine):
         return [mp.mpf(0), mp.mpf(1)], [HalfSine()]
     if isinstance(window, dpk.Triangle):
-        return [mp.mpf(0), half, mp.mpf(1)], [Polynomial(0, 2), Polynomial(2, -2)]
+        return [mp.mpf(0), middle, mp.mpf(1)], [Polynomial(0, 2), Polynomial(2, -2)]
     return _table(window.shape.values, TabulatedWindow, window)
 
 
@@ -153,26 +153,26 @@ def windowed_profile(window, base, width, height, eps, centre=None):
     """
     (cuts, pieces), (base_cuts, base_shapes) = window_pieces(window), base_pieces(base)
     area = sum(shape.integral(b) - shape.integral(a) for shape, a, b in _spans(cuts, pieces))
-    whole = sum(shape.integral(b) - shape.integral(a) for shape, a, b in _spans(base_cuts, base_shapes))
-    y = 1 / (height * area * width + whole)
+    base_integral = sum(shape.integral(b) - shape.integral(a) for shape, a, b in _spans(base_cuts, base_shapes))
+    y = 1 / (height * area * width + base_integral)
     k = height * y
     centre = 1 - width / 2 if centre is None else centre
     starts = centre - width / 2, -centre - width / 2
     # Below 0 q's window is the nearer one.
     knots = {mp.mpf(0), mp.mpf(1), *base_cuts, *(start + width * cut for start in starts for cut in cuts)}
     total = mp.mpf(0)
-    for left, right in itertools.pairwise(sorted(knot for knot in knots if 0 <= knot <= 1)):
-        middle = (left + right) / 2
+    for lower, upper in itertools.pairwise(sorted(knot for knot in knots if 0 <= knot <= 1)):
+        middle = (lower + upper) / 2
         g = _found(base_cuts, base_shapes, middle)
-        own, other = (_found(cuts, pieces, (middle - start) / width) for start in starts)
-        if own is None:
+        first_piece, second_piece = (_found(cuts, pieces, (middle - start) / width) for start in starts)
+        if first_piece is None:
             continue
-        p = [Term(y, g, mp.mpf(0), mp.mpf(1)), Term(k, own, starts[0], width)]
-        q = p[:1] if other is None else [p[0], Term(k, other, starts[1], width)]
+        p = [Term(y, g, mp.mpf(0), mp.mpf(1)), Term(k, first_piece, starts[0], width)]
+        q = p[:1] if second_piece is None else [p[0], Term(k, second_piece, starts[1], width)]
         gap = [Term(-mp.expm1(eps) * y, g, mp.mpf(0), mp.mpf(1)), p[1]]
-        if other is not None:
-            gap.append(Term(-mp.exp(eps) * k, other, starts[1], width))
-        total += _positive_part(gap, [left, *_turns(p, q, left, right), right])
+        if second_piece is not None:
+            gap.append(Term(-mp.exp(eps) * k, second_piece, starts[1], width))
+        total += _positive_part(gap, [lower, *_turns(p, q, lower, upper), upper])
     return total
 
 
@@ -185,61 +185,61 @@ def _found(cuts, shapes, x):
     return next((shape for shape, a, b in _spans(cuts, shapes) if a < x < b), None)
 
 
-def _turns(p, q, left, right):
+def _turns(p, q, lower, upper):
     """Where p/q has turns between two knots, to ten digits: a slip only hides losses next to a smooth maximum."""
-    (p0, p1), (q0, q1) = (np.sum([term.floats(left, right) for term in terms], axis=0) for terms in (p, q))
+    (p0, p1), (q0, q1) = (np.sum([term.floats(lower, upper) for term in terms], axis=0) for terms in (p, q))
     slope = p1 * q0 - p0 * q1
     changes = np.flatnonzero((slope[1:] > 0) != (slope[:-1] > 0))
-    found = []
+    points = []
     for j in changes:
-        share = (slope[j] * _SHARES[j + 1] - slope[j + 1] * _SHARES[j]) / (slope[j] - slope[j + 1])
-        ends = left + (right - left) * mp.mpf(_SHARES[j]), left + (right - left) * mp.mpf(_SHARES[j + 1])
-        found.append(_refined(p, q, *ends, left + (right - left) * mp.mpf(share)))
-    return sorted(found)
+        root = (slope[j] * _SHARES[j + 1] - slope[j + 1] * _SHARES[j]) / (slope[j] - slope[j + 1])
+        ends = lower + (upper - lower) * mp.mpf(_SHARES[j]), lower + (upper - lower) * mp.mpf(_SHARES[j + 1])
+        points.append(_refined(p, q, *ends, lower + (upper - lower) * mp.mpf(root)))
+    return sorted(points)
 
 
-def _refined(p, q, low, high, at):
+def _refined(p, q, low, high, point):
     """A maximum or minimum of p/q by parabolas through three points, within (low, high)."""
     for _ in range(4):
         h = (high - low) * mp.mpf(10) ** -12
-        a, b, c = (sum(t.value(x) for t in p) / sum(t.value(x) for t in q) for x in (at - h, at, at + h))
+        a, b, c = (sum(t.value(x) for t in p) / sum(t.value(x) for t in q) for x in (point - h, point, point + h))
         bend = a - 2 * b + c
-        moved = at + h * (a - c) / (2 * bend) if bend else at
+        moved = point + h * (a - c) / (2 * bend) if bend else point
         if not low < moved < high:
             break
-        at = moved
-    return at
+        point = moved
+    return point
 
 
 def _positive_part(gap, cuts):
     """Integral of max(0, gap), which changes its sign once at most between cuts."""
     values = [sum(term.value(v) for term in gap) for v in cuts]
     total = mp.mpf(0)
-    for (left, right), (a, b) in zip(itertools.pairwise(cuts), itertools.pairwise(values), strict=True):
+    for (lower, upper), (a, b) in zip(itertools.pairwise(cuts), itertools.pairwise(values), strict=True):
         if a <= 0 and b <= 0:
             continue
         if a < 0 or b < 0:
-            root = _root(gap, left, right, a, b)
-            left, right = (root, right) if b > 0 else (left, root)
-        total += sum(term.integral(right) - term.integral(left) for term in gap)
+            root = _root(gap, lower, upper, a, b)
+            lower, upper = (root, upper) if b > 0 else (lower, root)
+        total += sum(term.integral(upper) - term.integral(lower) for term in gap)
     return total
 
 
-def _root(gap, left, right, a, b):
+def _root(gap, lower, upper, a, b):
     """False position, with the Illinois rule, to 28 digits of the interval: the gap is 0 there, so twice as many."""
-    close = (right - left) * mp.mpf(10) ** -28
+    close = (upper - lower) * mp.mpf(10) ** -28
     for _ in range(_ROOT_STEPS):
-        x = (left * b - right * a) / (b - a)
+        x = (lower * b - upper * a) / (b - a)
         value = sum(term.value(x) for term in gap)
         if value == 0:
             return x
         if (value > 0) == (b > 0):
-            moved, right, b = right - x, x, value
+            moved, upper, b = upper - x, x, value
             a /= 2
         else:
-            moved, left, a = x - left, x, value
+            moved, lower, a = x - lower, x, value
             b /= 2
-        if abs(moved) <= close or right - left <= close:
+        if abs(moved) <= close or upper - lower <= close:
             return x
     raise ArithmeticError("no root was found")
 
@@ -494,8 +494,8 @@ def _lattice(law, D, eps):
     norm, t, reach = weights[0] + 2 * mp.fsum(weights[1:]), mp.exp(eps), law.reach
     total = mp.mpf(0)
     for k in range(-reach, reach + 1):
-        other = weights[abs(k - n)] if abs(k - n) <= reach else 0
-        total += max(mp.mpf(0), weights[abs(k)] - t * other)
+        shifted_weight = weights[abs(k - n)] if abs(k - n) <= reach else 0
+        total += max(mp.mpf(0), weights[abs(k)] - t * shifted_weight)
     return total / norm
 
 

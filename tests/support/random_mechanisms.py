@@ -96,8 +96,8 @@ def optimal(random: np.random.Generator) -> Somewhere:
 
     def at(location: float, unit: float) -> Any:
         sensitivity = None if ratio is None else ratio * unit
-        given = {"lower": location, "upper": location + unit, "sensitivity": sensitivity}
-        return dpk.optimal(epsilon=epsilon, points=9, outputs=21, **given)
+        options = {"lower": location, "upper": location + unit, "sensitivity": sensitivity}
+        return dpk.optimal(epsilon=epsilon, points=9, outputs=21, **options)
 
     return at
 
@@ -243,6 +243,6 @@ def budgets(random: np.random.Generator, mechanism: Any, count: int) -> np.ndarr
     top = accountants.epsilon(mechanism, 0.0)
     if not np.isfinite(top):
         top = min(50.0, 2 * accountants.epsilon(mechanism, 1e-6) + 1e-6)
-    shares = random.uniform(size=count), 1 - 10.0 ** random.uniform(-9, 0, count)
-    kinds = np.stack([10.0 ** random.uniform(-6, math.log10(50.0), count), *(top * share for share in shares)])
+    fractions = random.uniform(size=count), 1 - 10.0 ** random.uniform(-9, 0, count)
+    kinds = np.stack([10.0 ** random.uniform(-6, math.log10(50.0), count), *(top * fraction for fraction in fractions)])
     return np.clip(kinds[random.integers(0, 3, count), np.arange(count)], 1e-6, 50.0)

@@ -26,21 +26,21 @@ class TwoPiece(Distribution):
         return np.where(z < 0, z / self.left, -z / self.right) - np.log(self.left + self.right)
 
     def cdf(self, z):
-        below = self.left / (self.left + self.right)
-        inner = 1 - (1 - below) * np.exp(-np.maximum(z, 0.0) / self.right)
-        return np.where(z < 0, below * np.exp(np.minimum(z, 0.0) / self.left), inner)
+        mass_below = self.left / (self.left + self.right)
+        inner = 1 - (1 - mass_below) * np.exp(-np.maximum(z, 0.0) / self.right)
+        return np.where(z < 0, mass_below * np.exp(np.minimum(z, 0.0) / self.left), inner)
 
     def sf(self, z):
         return TwoPiece(self.right, self.left).cdf(-np.asarray(z, float))
 
     def inverse(self, u, lower):
-        u, below = np.asarray(u, float), self.left / (self.left + self.right)
-        tail = np.where(lower, below, 1 - below)
-        near, far = np.where(lower, self.left, self.right), np.where(lower, self.right, self.left)
+        u, mass_below = np.asarray(u, float), self.left / (self.left + self.right)
+        tail = np.where(lower, mass_below, 1 - mass_below)
+        nearer, farther = np.where(lower, self.left, self.right), np.where(lower, self.right, self.left)
         with np.errstate(divide="ignore"):
-            out = near * np.log(u / tail)
-            back = -far * np.log(np.maximum(1 - u, 1e-300) / (1 - tail))
-        distance = np.where(u < tail, out, back)
+            quantile = nearer * np.log(u / tail)
+            back = -farther * np.log(np.maximum(1 - u, 1e-300) / (1 - tail))
+        distance = np.where(u < tail, quantile, back)
         return np.where(lower, distance, -distance)
 
     @property
