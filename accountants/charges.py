@@ -1,4 +1,4 @@
-"""The charge to a ledger for many reports about the same people, by a rigorous bound where there is one."""
+"""The charge to a ledger for many reports about the same people, by a rigorous bound if possible."""
 
 from __future__ import annotations
 

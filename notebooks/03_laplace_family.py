@@ -17,7 +17,7 @@
 # mechanisms of Mugunthan, Xiao and Kagal (2020). It recomputes the tables of their appendix, and corrects one of them.
 #
 # - *truncated Laplace*: Laplace noise cut to [A, B], which costs a delta;
-# - *merged Laplace*: the log-density falls at different rates on different segments.
+# - *merged Laplace*: the log density decreases at different rates on different segments.
 #
 # Neighbouring datasets have true values that differ by at most D = 1. A guarantee covers one report, as a density in
 # exact arithmetic. A release samples integers, which have a separate certificate (last section).

@@ -550,16 +550,15 @@ averaged
 
 # %% [markdown]
 # *Table. RMSE (widths of the interval) of the average of T reports, each of another person's data and eps-DP.*
-#
-# ## What stands
+# ## Summary
 #
 # - *Composite mechanisms are bounded, unbiased and eps-DP*: yes, for an interval fixed beforehand that holds every
 #   answer.
 # - *Table II*: near the optima for the constant base, six of thirty below what is possible; the quartic base was not
 #   optimised, and needs the exact condition to be of use. Its H2 column depends on the base alone.
-# - *Table III*: mean absolute errors over an answer, no bias.
-# - *Section 5.3*: reproduced at R = D with the answer in the middle, but for the discrete Gaussian.
-# - *Less error than Laplace and Gaussian noise on all six queries*: for mode, maximum and minimum. For variance, mean
-#   and count only if the interval is made from the data, which is not private.
-# - *Bounded and unbiased*: unbiasedness pays where many reports are averaged. For one report clamped noise is better,
-#   and clamping makes it bounded at no cost of privacy.
+# - *Table III*: mean absolute errors divided by an answer, not biases.
+# - *Section 5.3*: reproduced at R = D with the answer in the middle, except for the discrete Gaussian.
+# - *Less error than Laplace and Gaussian noise on all six queries*: holds for mode, maximum and minimum. For variance,
+#   mean and count it holds only if the interval is computed from the data, which is not private.
+# - *Bounded and unbiased*: unbiased reports are better if many reports are averaged. For one report, clamped noise is
+#   better, and clamping makes it bounded at no privacy cost.

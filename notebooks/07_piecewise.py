@@ -19,7 +19,7 @@
 # Wang et al. (2019), and Laplace noise. It states which claims of the source hold, and uses corrected formulas. It
 # redraws figures 1 to 3 of the source. `python -m benchmarks.printed "Ma 2021"` compares the few printed numbers.
 #
-# Every report is eps-DP by itself: any two inputs of the interval are neighbours (local differential privacy).
+# Every report is eps-DP, and any two inputs of the interval are neighbours (local differential privacy).
 
 # %%
 import sys
@@ -413,14 +413,14 @@ several
 #
 # **Holds** for small budgets: one coordinate with all of eps beats splitting eps. **Does not hold** for large ones:
 # from eps of about 8 on reporting two or more is better, as Wang's rule has it.
+# ## Summary
 #
-# ## What stands
-#
-# - *Piecewise transformations beat Duchi's in the worst case*: from eps = 1.18 up (type I), not below, where the best
-#   of them has up to 4/3 of its variance. The hybrid beats both from 0.61 to 2.32.
+# - *Piecewise transformations are better than Duchi's mechanism in the worst case*: holds from eps = 1.18 on (type I),
+#   but not below, where the best of them has up to 4/3 of its variance. The hybrid is better than both from 0.61 to
+#   2.32.
 # - *Type II*: never better than type I, better than Laplace noise only from eps = 2.22 up.
 # - *None is better than Duchi's at every input*: holds at every eps.
-# - *The optimum of Theorem 4*: no density. With normalisation eta is the only parameter. The published value costs 15
-#   to 21 % for eps from 0.5 to 2.
-# - *The bound of Theorem 10*: 0.42 to 0.53 of what a density can have.
-# - *One coordinate of several*: right for small eps only.
+# - *The optimum of Theorem 4*: not a density. With normalisation, eta is the only parameter. The published eta has 15
+#   to 21 % more variance than the best for eps from 0.5 to 2.
+# - *The bound of Theorem 10*: 0.42 to 0.53 of the smallest variance of a density.
+# - *One coordinate of several*: the best choice for small eps only.

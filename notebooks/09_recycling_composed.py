@@ -206,10 +206,10 @@ sequential.T
 #
 # With B the probability that the kernel's noise is within theta, eq. 10 prints O = 1 - q + q/B as the acceptance rate.
 # O is at least 1, so it is not a probability. Two expressions with O are probabilities. 1/O is the true rate if q is
-# the probability to *release* what is outside; with q the probability of a redraw it is not. O B = (1 - q) B + q is the
-# rate of a mechanism that decides once whether to redraw until it is within theta; recycling decides anew at each draw
-# and is accepted less often, B/(1 - (1 - B) q). Eq. 13 is eq. 10 with the variance of the sampling error added to that
-# of the kernel.
+# the probability of *releasing* a draw outside theta, but not if q is the probability of a redraw. O B = (1 - q) B + q
+# is the rate of a mechanism that decides once whether to redraw until the noise is within theta. Recycling decides at
+# each draw, and has the smaller acceptance B/(1 - (1 - B) q). Eq. 13 is eq. 10 with the variance of the sampling error
+# added to that of the kernel.
 #
 # **Algorithm 4** searches the rate by thirds. Where its acceptance is the true one of both errors (by quadrature), it
 # ends for a count of a tenth of n = 300 records (eps = 0.1, theta = 3, D kept) at p = 0.23. The largest 1/O of eq. 13
@@ -264,8 +264,8 @@ assert np.isclose(exact, B / (1 - (1 - B) * 0.6), rtol=1e-12)
 assert (curves["acceptance"][0] <= factor * B).all()
 
 # %% [markdown]
-# *Figure 2. What the printed O says of acceptance (no unit). Left: without a sample, against q. Right: with one,
-# against the rate, q by Algorithm 2. Orange: the truth. Black: what the error of sampling alone leaves.*
+# *Figure 2. Acceptance by the printed O (no unit). Left: without sampling, over q. Right: with sampling, over the rate,
+# with q by Algorithm 2. Orange: the true acceptance. Black: the acceptance with the sampling error alone.*
 #
 # ## The best rate: figure 6
 #
@@ -299,14 +299,14 @@ eight
 # **Holds:** recycling raises the acceptance of the Gaussian kernel, by 1 to 10 % as published, by 9 to 60 % exactly
 # accounted. **Does not hold:** it is not worthwhile in these settings. Laplace noise has more than twice the acceptance
 # for sums and counts; the average is always accepted, with any noise.
+# ## Summary
 #
-# ## What stands
-#
-# - *Recycled reports cost less after composition*: less than plain reports that are accepted as often; from 100
-#   reports on more than the kernel that has the same budget a report.
-# - *Table I*: the recycled Gaussian column follows from Algorithms 2 and 3, within 1.3 %; the others are not met.
+# - *Recycled reports cost less after composition*: less than plain reports with the same acceptance, but from 100
+#   reports on more than the kernel with the same budget per report.
+# - *Table I*: the recycled Gaussian column follows from Algorithms 2 and 3, within 1.3 %; the others could not be
+#   reproduced.
 # - *Parallel composition*: (eps, delta) for added and removed records; for replaced ones (2 eps, delta (1 + e^eps)).
-# - *Advanced composition*: with T delta + delta' in the place of delta.
-# - *The printed acceptance rate*: no probability; the rate is B/(1 - (1 - B) q), and an integral on a sample.
-# - *An optimal rate of a sample*: with D kept, and growing with n for counts and sums. With the sensitivity of what is
-#   released all the data are best.
+# - *Advanced composition*: holds with T delta + delta' instead of delta.
+# - *The printed acceptance rate*: not a probability; the rate is B/(1 - (1 - B) q), and an integral on a sample.
+# - *An optimal sampling rate*: holds with the sensitivity D, and the rate grows with n for counts and sums. With the
+#   sensitivity of the released value, all data are best.

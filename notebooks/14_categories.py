@@ -15,8 +15,8 @@
 #
 # Which mechanism estimates the shares of d categories best, at which d and epsilon? Wang, Blocki, Li and Jha (USENIX
 # Security 2017) compare the variances of an estimated share: randomised response is the best for d < 3 e^eps + 2, and
-# local hashing or unary encoding beyond. This notebook repeats the comparison, with the strict lower bound beside it,
-# and checks it with released reports. Then it estimates how many people of a table have each insurance plan.
+# local hashing or unary encoding beyond. This notebook repeats the comparison, adds the strict lower bound, and checks
+# it with released reports. Then it estimates the number of people on each insurance plan.
 
 # %%
 import math
@@ -125,8 +125,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ## The plans of the table
 #
-# People of the RAND health insurance experiment had one of 19 plans, of which one does not occur in the table. The list
-# of plans is known without the data. The intervals hold for all plans together, also for the empty one.
+# People of the RAND health insurance experiment had one of 19 plans, one of which does not occur in the table. The list
+# of plans is known without the data. The intervals hold for all plans together, including the empty one.
 
 # %%
 plans = pd.read_csv("data/rand_hie.csv")["plan"]

@@ -2,7 +2,7 @@
 
     p = sum of w_i N(c_i, 1),    q = N(0, 1),    c_i >= 0.
 
-The loss log(sum of w_i e^(c_i y - c_i^2/2)) rises with y, so that both directions have a closed form,
+The loss log(sum of w_i e^(c_i y - c_i^2/2)) increases with y, so that both directions have a closed form,
 
     delta(eps) = sum of w_i Phi(c_i - y) - e^eps Phi(-y),    and of (q, p):    Phi(y) - e^eps sum of w_i Phi(y - c_i),
 

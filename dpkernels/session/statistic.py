@@ -1,4 +1,4 @@
-"""Specifications of the statistics of a session: what all have in common, with their groups, budgets and noise.
+"""The interface of a statistic of a session: its groups, budget and noise.
 
 If a cell is missing or not a number, its row is left out of the statistic. Infinities are clipped to the bounds, like
 all numbers. So no cell can cause an error.

@@ -6,7 +6,7 @@ can be counted without a table of all prefixes. Level by level, the prefixes wit
 extended by all digits of the next level.
 
 Source: prefix extension (Wang, Li & Jha, "Locally differentially private heavy hitter identification", 2019), with
-block response in the place of hashing, so that the supports of a value have an exact distribution.
+block response instead of hashing, so that the supports of a value have an exact distribution.
 """
 
 from __future__ import annotations

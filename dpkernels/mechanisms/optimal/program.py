@@ -16,10 +16,10 @@ In these equations a profile has one entry per step. The number of profiles is t
 generated: the program is solved with some profiles, and those with a favourable reduced cost are added, until no other
 profile can lower the variance. The first profiles are near those of a program on coarser grids.
 
-A profile is 1 on some adjacent rows. It falls by a factor e^-eps at each of its steps to the right, at rows
-r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``row_distance`` rows apart,
-so neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities
-that fall and rise again, which are not such sums, improve the variance by less than 2e-4.
+A profile is 1 on some adjacent rows. It decreases by a factor e^-eps at each of its steps to the right, at rows r_1 <=
+r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``row_distance`` rows apart, so
+neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities that
+fall and rise again, which are not such sums, improve the variance by less than 2e-4.
 """
 
 from __future__ import annotations
