@@ -173,6 +173,7 @@ stops
 
 # %% [markdown]
 # Three rounds and 10,322 evaluations end 0.04 % above the optimum, which a gradient finds in 17 (`benchmarks.tuning`).
+#
 # ## Table III: errors, not biases
 #
 # The source prints a *bias rate* in percent for budgets from 0.2 to 5. But the mechanisms are unbiased, as closed forms
@@ -550,6 +551,7 @@ averaged
 
 # %% [markdown]
 # *Table. RMSE (widths of the interval) of the average of T reports, each of another person's data and eps-DP.*
+#
 # ## Summary
 #
 # - *Composite mechanisms are bounded, unbiased and eps-DP*: yes, for an interval fixed beforehand that holds every

@@ -75,6 +75,7 @@ for name, constants in (("type I", literature.type_one), ("type II", literature.
 
 # %% [markdown]
 # *Figure 1. Density of a report (per unit of the input) for three inputs. Result: reports spread far beyond [-1, 1].*
+#
 # ## Theorem 4 and figure 3: not an optimum
 #
 # **Theorem 4** optimises a for a fixed eps and a fixed probability q of the window. But then a is already determined:
@@ -413,6 +414,7 @@ several
 #
 # **Holds** for small budgets: one coordinate with all of eps beats splitting eps. **Does not hold** for large ones:
 # from eps of about 8 on reporting two or more is better, as Wang's rule has it.
+#
 # ## Summary
 #
 # - *Piecewise transformations are better than Duchi's mechanism in the worst case*: holds from eps = 1.18 on (type I),

@@ -299,6 +299,7 @@ eight
 # **Holds:** recycling raises the acceptance of the Gaussian kernel, by 1 to 10 % as published, by 9 to 60 % exactly
 # accounted. **Does not hold:** it is not worthwhile in these settings. Laplace noise has more than twice the acceptance
 # for sums and counts; the average is always accepted, with any noise.
+#
 # ## Summary
 #
 # - *Recycled reports cost less after composition*: less than plain reports with the same acceptance, but from 100

@@ -152,6 +152,7 @@ plt.show()
 # lower is better.*
 #
 # **Result:** the value from the mechanism itself is below every published bound at every n.
+#
 # ## The cost of local reports
 #
 # The table compares two ways to release the mean of n values in [0, 1] at a central (0.2, 1e-6): shuffled reports, each
