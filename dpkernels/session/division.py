@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
+import accountants
 import dpkernels as dpk
 from accountants.charges import composed_epsilon
-from accountants.tune.allocate import allocate
 from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.session.statistic import Statistic
@@ -63,6 +64,7 @@ def needs_for_widths(
     checks.positive("widths", np.asarray(widths))
     if np.shape(widths) != (len(statistics),):
         raise ValueError(f"widths: has shape {np.shape(widths)}; one number for each statistic is needed")
+    tune: Any = accountants.tune  # whose import takes a while
     lengths, epsilons = np.zeros(len(statistics)), np.full(len(statistics), epsilon)
     for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
         products = epsilons * expected_widths(statistics, epsilons.tolist(), rows, person_rows)
@@ -71,6 +73,6 @@ def needs_for_widths(
             raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")
         lengths = np.maximum(lengths, products)  # One that ends at the bounds of the values needs no less.
         queries = dpk.Additive(dpk.Laplace(np.ones(len(lengths))), lengths / np.asarray(widths, float))
-        allocation = allocate(queries, epsilon=1.0, objective=objective)
+        allocation = tune.allocate(queries, epsilon=1.0, objective=objective)
         epsilons = np.asarray(allocation.mechanism.epsilon) * epsilon
     return epsilons.tolist()

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 import dpkernels as dpk
 from dpkernels import checks
 from dpkernels.decimals import rational
-from dpkernels.estimation.released import ReleasedQuantile
 from dpkernels.session.blocks import Block
 from dpkernels.session.distinct import SortedCounts
 from dpkernels.session.results import Result
@@ -108,7 +107,7 @@ class Quantiles(BoundedColumn):
         noisy = run.add_noise(np.concatenate(counts)[:, None], lattice, count_epsilon, label)
 
         @cache
-        def quantiles() -> list[ReleasedQuantile]:
+        def quantiles() -> list[Any]:
             released = dpk.released_values(noisy.values[:, 0], noisy.sampler)
             by_group = np.split(released, np.cumsum([len(group_edges) - 1 for group_edges in edges])[:-1])
             pairs = zip(by_group, edges, strict=True)
