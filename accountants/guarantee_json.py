@@ -53,7 +53,8 @@ UNKNOWN = "is not of this version's guarantees"
 
 def _classes_by_name() -> dict[str, type]:
     densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
-    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*_CLASSES, *densities, *Shape.kinds())}
+    classes = (*_CLASSES, *densities, *Shape.concrete_subclasses())
+    return {_CLASS_NAMES.get(cls, cls.__name__): cls for cls in classes}
 
 
 def _keys_by_field(item_class: Any) -> dict[str, str]:

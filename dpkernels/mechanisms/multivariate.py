@@ -70,18 +70,18 @@ class Multivariate:
         return self.lower + (self.upper - self.lower) / 2
 
     @property
-    def _half(self) -> Any:
+    def _half_width(self) -> Any:
         return (self.upper - self.lower) / 2
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
         low, high = self.coordinate.output_interval
-        factor = self._half * self.dimensions / self.sampled
+        factor = self._half_width * self.dimensions / self.sampled
         return self._middle + factor * low, self._middle + factor * high
 
     def unit(self, x: Real) -> Real:
         """Return inputs on [-1, 1]."""
-        return (x - self._middle) / self._half
+        return (x - self._middle) / self._half_width
 
     def mean(self, x: Real) -> RealArray:
         return floating(x)
@@ -89,7 +89,7 @@ class Multivariate:
     def variance(self, x: RealArray) -> RealArray:
         """Return (d/s)(Var(z) + z^2) - z^2 a coordinate, z the input on [-1, 1], times the squared half-width."""
         z, rate = self.unit(floating(x)), self.dimensions / self.sampled
-        return (rate * (self.coordinate.variance(z) + z**2) - z**2) * self._half**2
+        return (rate * (self.coordinate.variance(z) + z**2) - z**2) * self._half_width**2
 
     @property
     def central_variance(self) -> Real:
@@ -97,7 +97,7 @@ class Multivariate:
 
     @property
     def worst_variance(self) -> Real:
-        return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
+        return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half_width**2
 
     def log_prob(self, y: RealArray, x: RealArray) -> RealArray:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
@@ -112,14 +112,16 @@ class Multivariate:
         z = self.unit(y) / rate
         # A report that may be a rounding of an atom counts as the atom.
         unit_atoms = self.coordinate.atoms(unit_inputs)[0]
-        is_atom = abs(z - unit_atoms) * self._half <= 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate
+        rounding = 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle))
+        is_atom = abs(z - unit_atoms) * self._half_width <= rounding / rate
         z = namespace(z, unit_atoms).where(is_atom.any(0), (is_atom * unit_atoms).sum(0) / is_atom.sum(0).clip(1), z)
-        mass, density = self.coordinate.mass(z, unit_inputs), self.coordinate.pdf(z, unit_inputs) / (self._half * rate)
+        mass = self.coordinate.mass(z, unit_inputs)
+        density = self.coordinate.pdf(z, unit_inputs) / (self._half_width * rate)
         # The log likelihood of every coordinate as one of a run.
         log_likelihoods = log_or_minus_inf(namespace(mass, density).where(mass > 0, mass, density))
         xp, s = namespace(log_likelihoods), self.sampled
         # The middle is compared as it is rounded in the reports' type.
-        is_middle = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
+        is_middle = abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half_width)
         is_possible = log_likelihoods > -xp.inf
         by_run = _over_runs(xp.where(is_possible, log_likelihoods, 0.0), s)
         # A run is possible if all its coordinates are possible and every coordinate outside it is the middle.
@@ -161,4 +163,4 @@ def _sample(mechanism: Multivariate, key: Array, x: Array, method: str) -> Array
     z = jnp.take_along_axis(rows, coordinates, axis=1)
     reports = sample_from(mechanism.coordinate, jax.random.fold_in(key, _REPORTS), 0, z, method) * (d / s)
     units = jnp.zeros_like(rows).at[jnp.arange(len(rows))[:, None], coordinates].set(reports)
-    return (mechanism._middle + mechanism._half * units.reshape(x.shape)).astype(x.dtype)
+    return (mechanism._middle + mechanism._half_width * units.reshape(x.shape)).astype(x.dtype)

@@ -40,7 +40,7 @@ from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, elementary, float_if_scalar, namespace, ndtr, ndtri
 from dpkernels.solve import MARGINS, first_feasible, floats_from, root
 
-WINDOWS: dict[str, Window] = {kind.name: kind() for kind in Window.kinds() if kind.name}
+WINDOWS: dict[str, Window] = {shape.name: shape() for shape in Window.concrete_subclasses() if shape.name}
 BASES = ("constant", "quartic")
 TABLE_DELTA = 1e-15  # What the ends of an integer table may cost a release of pure noise whose tail is not geometric.
 

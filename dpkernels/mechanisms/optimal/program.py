@@ -119,7 +119,7 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
     weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
     coarse = Grids(grids.ratio, x, y, row_distance, weights, grids.symmetric)
     profiles, _, objective, _ = _solve(coarse, _MIN_COARSE_GAIN)
-    return _generate(grids, grids.near(coarse, profiles), math.sqrt(max(objective, grids.gap**2)), gain)
+    return _generate(grids, grids.refine(coarse, profiles), math.sqrt(max(objective, grids.gap**2)), gain)
 
 
 def _generate(
@@ -185,7 +185,7 @@ def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[np.ndarr
     count, entries = len(profiles), []
     numbers = np.arange(count)
     for side in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
-        j, last_rows, first_rows = grids.parts(side)
+        j, last_rows, first_rows = grids.split(side)
         entries.append((np.full(count, grids.base), numbers, j, grids.values(side, np.array([grids.base]))[:, 0]))
         for fall, last, first in zip(grids.falls, last_rows.T, first_rows.T, strict=True):
             for i, change in ((last + 1, -fall), (first, fall)):
@@ -251,10 +251,10 @@ class Grids:
         return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
 
     def mirrored(self, profiles: np.ndarray) -> np.ndarray:
-        j, rights, lefts = self.parts(profiles)
+        j, rights, lefts = self.split(profiles)
         return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - lefts, self.rows - 1 - rights])
 
-    def parts(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def split(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the reports, the steps to the right and those to the left."""
         steps = len(self.falls)
         return profiles[:, 0], profiles[:, 1 : 1 + steps], profiles[:, 1 + steps :]
@@ -278,17 +278,17 @@ class Grids:
 
     def values(self, profiles: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the profiles at some rows, of shape (profiles, rows)."""
-        _, right, left = self.parts(profiles)
+        _, right, left = self.split(profiles)
         sides = zip(right.T[:, :, None], left.T[:, :, None], strict=True)
         steps = sum((rows > after).astype(int) + (rows < before) for after, before in sides)
         return self.ratio ** -np.asarray(steps, float)
 
-    def near(self, other: Grids, profiles: np.ndarray) -> np.ndarray:
-        """Return profiles of these grids near those of other grids, up to one report and one row away."""
-        j, *sides = other.parts(profiles)
+    def refine(self, coarse: Grids, profiles: np.ndarray) -> np.ndarray:
+        """Return profiles of these grids near those of coarse grids, up to one report and one row away."""
+        j, *sides = coarse.split(profiles)
         steps = len(self.falls)
-        nearest_output = np.rint(np.interp(other.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
-        rows = np.rint(np.interp(other.inputs, self.inputs, np.arange(self.rows))).astype(int)
+        nearest_output = np.rint(np.interp(coarse.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
+        rows = np.rint(np.interp(coarse.inputs, self.inputs, np.arange(self.rows))).astype(int)
         right, left = (
             np.pad(rows[side], ((0, 0), (0, max(0, steps - side.shape[1]))), "edge")[:, :steps] for side in sides
         )
@@ -299,7 +299,7 @@ class Grids:
             for c in (-1, 0, 1)
         ]
         candidates = np.concatenate(neighbours)
-        j, right, left = self.parts(candidates)
+        j, right, left = self.split(candidates)
         return candidates[(j >= 0) & (j < len(self.outputs)) & (left[:, 0] <= right[:, 0])]
 
     def best(self, at_base: np.ndarray, at_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

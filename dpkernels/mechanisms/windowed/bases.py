@@ -34,17 +34,17 @@ class Shape(Batchable, abc.ABC):
     # A window rises to its middle without kinks; a base has none anywhere. Newton's method then inverts the mechanism's
     # cdf, which is bisected for other shapes.
     is_smooth: ClassVar[bool] = False
-    _kinds: ClassVar[list[type[Shape]]] = []
+    _subclasses: ClassVar[list[type[Shape]]] = []
 
     def __init_subclass__(cls, static: tuple[str, ...] = (), **options: object) -> None:
         super().__init_subclass__(**options)
         pytree(cls, static=static)
-        Shape._kinds.append(cls)
+        Shape._subclasses.append(cls)
 
     @classmethod
-    def kinds(cls) -> list[type[Self]]:
+    def concrete_subclasses(cls) -> list[type[Self]]:
         """Return the subclasses that can be made, in the order of their definitions."""
-        return [kind for kind in Shape._kinds if issubclass(kind, cls) and not inspect.isabstract(kind)]
+        return [shape for shape in Shape._subclasses if issubclass(shape, cls) and not inspect.isabstract(shape)]
 
     @property
     def falls(self) -> bool:
