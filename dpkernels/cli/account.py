@@ -55,7 +55,7 @@ _SHUFFLED_COVERS = (
 # The points at which the profile is printed by default.
 _DELTAS = (1e-5, 1e-6, 1e-9)
 _RISK_DELTA = 1e-6  # of beliefs, by default
-_EPSILON_FRACTIONS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
+_FRACTIONS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
 _EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # of a mechanism without a claim
 
 # Rows of a table, whose first entry is the argument; null is infinite.
@@ -166,9 +166,7 @@ class Account:
     @property
     def tables(self) -> dict[str, Rows]:
         claim = self.options.get("epsilon")
-        epsilons = self.epsilons or (
-            _EPSILONS if claim is None else [fraction * claim for fraction in _EPSILON_FRACTIONS]
-        )
+        epsilons = self.epsilons or (_EPSILONS if claim is None else [fraction * claim for fraction in _FRACTIONS])
         deltas = self.deltas or _DELTAS
         epsilons_at_deltas = [accountants.epsilon(self.mechanism, float(delta)) for delta in deltas]
         return {
@@ -314,8 +312,8 @@ class Risk:
         return cls(account, guarantee.report(delta))
 
     def to_dict(self) -> dict[str, object]:
-        document = self.account.to_dict()
-        return {name: document[name] for name in document if name not in self.account.tables} | {
+        record = self.account.to_dict()
+        return {name: record[name] for name in record if name not in self.account.tables} | {
             "risk": self.report.to_dict()
         }
 

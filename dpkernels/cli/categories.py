@@ -57,10 +57,8 @@ def construct(
         if other is not None and not (other.isascii() and other.isdigit() and int(other[:32]) < labels):
             raise click.UsageError(f"--other: {other!r} is not one of the codes 0 to {labels - 1}")
         label = None if other is None else int(other)
-    optional = {
-        name: value for name, value in (("size", size), ("blocks", blocks), ("bits", bits)) if value is not None
-    }
-    return build(epsilon, labels, other=label, **optional)
+    options = {"size": size, "blocks": blocks, "bits": bits}
+    return build(epsilon, labels, other=label, **{name: value for name, value in options.items() if value is not None})
 
 
 def prefix_response(
@@ -81,9 +79,8 @@ def name_and_options(mechanism: Categorical | PrefixPlan) -> tuple[str, dict[str
     options: dict[str, object] = {"epsilon": float(mechanism.epsilon)}
     if isinstance(mechanism, PrefixPlan):
         options |= {name: getattr(mechanism, name) for name in ("length", "alphabet", "lengths", "longer")}
-        return "prefix-response", options | (
-            {} if mechanism.other is None else {"other": mechanism.value(mechanism.other)}
-        )
+        other = {} if mechanism.other is None else {"other": mechanism.value(mechanism.other)}
+        return "prefix-response", options | other
     options["categories"] = mechanism.categories if mechanism.labels is None else mechanism.labels
     if mechanism.other is not None:
         options["other"] = str(mechanism.label(mechanism.other))
@@ -123,10 +120,8 @@ class CategoryComparison:
         )
         cells = [["mechanism", "reports", "error", "above the least", "bits of a report"]]
         for row in self.rows:
-            percent = f"{format_number(row['percent_above_least'], 4)} %"
-            cells.append(
-                [row["mechanism"], row["reports"], format_number(row["error"]), percent, format_number(row["bits"], 4)]
-            )
+            numbers = format_number(row["error"]), f"{format_number(row['percent_above_least'], 4)} %"
+            cells.append([row["mechanism"], row["reports"], *numbers, format_number(row["bits"], 4)])
         return "\n".join([heading, *aligned(cells)])
 
 

@@ -96,11 +96,9 @@ class CategoryEstimates:
             largest = max(row["share"] for row in rows)
             cells = [["category", "number", interval, "share", interval, ""]]
             for row in rows[:_MAX_LINES]:
-                count_cells = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
-                share_cells = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
-                cells.append(
-                    [display_name(str(row["category"])), *count_cells, *share_cells, _bar(row["share"], largest)]
-                )
+                counts = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
+                shares = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
+                cells.append([display_name(str(row["category"])), *counts, *shares, _bar(row["share"], largest)])
             heading = (
                 []
                 if self.group_column is None
@@ -179,9 +177,7 @@ class CategorySelection:
         groups, missing = dict[str | None, CategoryCounts](), 0
         names = [self.column] if self.group_column is None else [self.column, self.group_column]
         with closing(ahead(source.chunks(names))) as chunks:
-            for chunk, reports, is_valid, is_missing in _read_reports(
-                source, chunks, self.column, self.sampler, self.keep, row
-            ):
+            for chunk, reports, is_valid, is_missing in _read_reports(source, chunks, self, row):
                 missing += int(is_missing.sum())
                 local, cells = group_rows(source, chunk, self.group_column)
                 check_group_count(self.group_column, groups.keys() | set(cells), self._width)
@@ -209,18 +205,19 @@ class CategorySelection:
 
 
 def _read_reports(
-    source: Source, chunks: Iterable[Sized], name: str, sampler: CategorySampler, keep: bool, row: int
+    source: Source, chunks: Iterable[Sized], selection: CategorySelection | PrefixSelection, row: int
 ) -> Iterator[tuple[Sized, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield every chunk with its reports, whether each is one, and whether each is missing; the first row is ``row``.
 
     A ValueError names the first cell that is no report, or missing although the release kept none.
     """
+    mechanism, name = selection.sampler.mechanism, selection.column
     for chunk in chunks:
-        reports, is_valid, is_missing = parse_reports(source.labels(chunk, name), sampler.mechanism, source.markers)
+        reports, is_valid, is_missing = parse_reports(source.labels(chunk, name), mechanism, source.markers)
         if not (is_valid | is_missing).all():
             position = source.position(chunk, row + int((is_valid | is_missing).argmin()), row)
             raise ValueError(f"{label(name)}{position} is no report of this release")
-        if is_missing.any() and not keep:
+        if is_missing.any() and not selection.keep:
             position = source.position(chunk, row + int(is_missing.argmax()), row)
             raise ValueError(f"{label(name)}{position} is missing; the release kept none")
         yield chunk, reports, is_valid, is_missing
@@ -255,10 +252,10 @@ class FoundValues:
         }
 
     def __str__(self) -> str:
-        result, confidence = self.heavy_hitters, f"{100 * self.heavy_hitters.confidence:.6g} %"
-        whom = "population that the people are from" if result.about == "population" else "people who sent the reports"
+        hitters, confidence = self.heavy_hitters, f"{100 * self.heavy_hitters.confidence:.6g} %"
+        whom = "population that the people are from" if hitters.about == "population" else "people who sent the reports"
         lines = [
-            *_heading(self, result.people),
+            *_heading(self, hitters.people),
             f"{self.compared:,} values were compared at the end. With probability {confidence} or more, all shares",
             f"in the {whom} are in their intervals.",
             f"The share of a rare value has a standard error of {self.standard_error:.2g}: values that are not much",
@@ -266,11 +263,11 @@ class FoundValues:
         ]
         cells = [["value", "share", f"{confidence} interval", ""]]
         for index in self._frequent[:_MAX_LINES].tolist():
-            fraction, bounds = float(result.shares[index]), f"{result.low[index]:.4f} to {result.high[index]:.4f}"
-            bar = _bar(fraction, float(result.shares[0]))
-            cells.append([display_name(str(result.values[index])), f"{fraction:.4f}", bounds, bar])
+            fraction, bounds = float(hitters.shares[index]), f"{hitters.low[index]:.4f} to {hitters.high[index]:.4f}"
+            bar = _bar(fraction, float(hitters.shares[0]))
+            cells.append([display_name(str(hitters.values[index])), f"{fraction:.4f}", bounds, bar])
         printed = len(cells) - 1
-        unprinted = len(result.values) - printed
+        unprinted = len(hitters.values) - printed
         lines += ["", *aligned(cells)] if printed else ["", "No value has an interval above 0."]
         return "\n".join(
             [
@@ -288,16 +285,14 @@ class FoundValues:
         """Draw the shares whose intervals are above 0, and write a PNG."""
         from matplotlib.figure import Figure
 
-        order, heavy_hitters = self._frequent[:_MAX_BARS], self.heavy_hitters
+        order, hitters = self._frequent[:_MAX_BARS], self.heavy_hitters
         if not len(order):
             raise ValueError("--plot: no value has an interval above 0")
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
-        ax, names = figure.subplots(), [display_name(str(heavy_hitters.values[at])) for at in order.tolist()]
-        about = f"{100 * heavy_hitters.confidence:g} % intervals, together"
-        caption = f"{heavy_hitters.people:,} reports at epsilon {self.epsilon:g}"
-        _draw_shares(
-            ax, names, heavy_hitters.shares[order], heavy_hitters.low[order], heavy_hitters.high[order], about, caption
-        )
+        ax, names = figure.subplots(), [display_name(str(hitters.values[at])) for at in order.tolist()]
+        about = f"{100 * hitters.confidence:g} % intervals, together"
+        caption = f"{hitters.people:,} reports at epsilon {self.epsilon:g}"
+        _draw_shares(ax, names, hitters.shares[order], hitters.low[order], hitters.high[order], about, caption)
         write_png(figure, target)
 
 
@@ -325,9 +320,7 @@ class PrefixSelection:
         plan, search, people, missing = self.sampler.mechanism, self.search, 0, 0
         counted = np.zeros(1 + len(search.candidates), np.int64)
         with closing(ahead(source.chunks([self.column]))) as chunks:
-            for _, reports, is_valid, is_missing in _read_reports(
-                source, chunks, self.column, self.sampler, self.keep, row
-            ):
+            for _, reports, is_valid, is_missing in _read_reports(source, chunks, self, row):
                 level, report = plan.split_reports(reports[is_valid].astype(np.int64))
                 counted += search.count(report[level == search.level])
                 people, missing = people + int(is_valid.sum()), missing + int(is_missing.sum())
@@ -359,20 +352,19 @@ def select_reports(
 ) -> Selection | CategorySelection | PrefixSelection:
     """Return which reports of a release are counted: those of a column of numbers or of categories."""
     most = options.get("most")
-    column_record = select_column(release, names, where, column)
-    if is_categorical(column_record["certificate"]):
-        return select_categories(release, column_record, names, where, group_column, options)
+    record = select_column(release, names, where, column)
+    if is_categorical(record["certificate"]):
+        return select_categories(release, record, names, where, group_column, options)
     if most is not None:
-        raise click.UsageError(f"--most: is for prefix-response; the mechanism is {column_record['mechanism']}")
+        raise click.UsageError(f"--most: is for prefix-response; the mechanism is {record['mechanism']}")
     lower, upper = options["lower"], options["upper"]
-    return Selection.from_sidecar(
-        release, names, where, column, group_column, None if lower is None else (lower, upper)
-    )
+    bounds = None if lower is None else (lower, upper)
+    return Selection.from_sidecar(release, names, where, column, group_column, bounds)
 
 
 def select_categories(
     release: JsonObject,
-    column_record: JsonObject,
+    record: JsonObject,
     names: Sequence[str],
     where: object,
     group_column: str | None,
@@ -382,17 +374,17 @@ def select_categories(
     for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):
         if options.get(name) is not None:
             raise click.UsageError(f"{flag(name)}: is for numbers; the column holds categories")
-    certificate: Certificate = Certificate.from_dict(column_record["certificate"])
+    certificate: Certificate = Certificate.from_dict(record["certificate"])
     mechanism_options = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in column_record["options"].items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in record["options"].items()
     }
-    sampler: Any = build_exact_sampler(column_record["mechanism"], mechanism_options, label(column_record["column"]))[1]
+    sampler: Any = build_exact_sampler(record["mechanism"], mechanism_options, label(record["column"]))[1]
     if sampler.certificate != certificate:
         raise CertificateError(
-            f"{label(column_record['column'])}the mechanism and its options do not have the integers of the certificate"
+            f"{label(record['column'])}the mechanism and its options do not have the integers of the certificate"
         )
     keep, confidence, most = release.get("missing") == "keep", float(options["confidence"]), options.get("most")
-    column, mechanism = str(column_record["column"]), column_record["mechanism"]
+    column, mechanism = str(record["column"]), record["mechanism"]
     if isinstance(sampler, PrefixSampler):
         if group_column is not None:
             raise click.UsageError("--by: the most frequent values are those of all rows; there are no groups")

@@ -167,10 +167,8 @@ def _curve(name: str, epsilon: float, lower: float, upper: float, breadth: float
     budgets = np.geomspace(min(_MIN_EPSILON, epsilon), max(_MAX_EPSILON, epsilon), count)
     budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), breadth)])
     D = (upper - lower) / breadth
-    neighbours = {"sensitivity": D} if name in CENTRAL else {}
-    members = (
-        mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **neighbours}) for eps in budgets
-    )
+    extra = {"sensitivity": D} if name in CENTRAL else {}
+    members = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **extra}) for eps in budgets)
     return budgets, np.array([float(m.worst_variance) / _laplace_variance(float(m.epsilon), D) for m in members])
 
 

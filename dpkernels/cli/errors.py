@@ -116,17 +116,11 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def error_document(error: BaseException, message: str, code: int, left_behind: str) -> dict[str, object]:
     """Return a failure as JSON, with the texts that a log may have."""
-    row_fault = row_error(error)
-    rows = None if row_fault is None or row_fault.others is None else row_fault.others.to_dict()
-    first = None if row_fault is None else row_fault.to_dict()
-    document = {
-        "error": public(message),
-        "code": code,
-        "row": first,
-        "rows": rows,
-        "charge": public(left_behind) or None,
-    }
-    return document | {"warnings": warnings()} | getattr(error, "findings", {})
+    fault = row_error(error)
+    rows = None if fault is None or fault.others is None else fault.others.to_dict()
+    first = None if fault is None else fault.to_dict()
+    record = {"error": public(message), "code": code, "row": first, "rows": rows, "charge": public(left_behind) or None}
+    return record | {"warnings": warnings()} | getattr(error, "findings", {})
 
 
 def error_message(error: BaseException) -> str:
@@ -142,12 +136,8 @@ def error_message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (ValueError, OSError)) and str(error):
-        row_fault = row_error(error)
-        more = (
-            ""
-            if row_fault is None or row_fault.others is None or len(row_fault.others.first) < 2
-            else f"; {row_fault.others}"
-        )
+        fault = row_error(error)
+        more = "" if fault is None or fault.others is None or len(fault.others.first) < 2 else f"; {fault.others}"
         return error_text(error) + more
     return f"unexpected {type(error).__name__}: {error_text(error)} (DPKERNELS_DEBUG=1 shows where)"
 

@@ -24,7 +24,7 @@ from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.calendar import date_text, date_ticks, days_since, iso_date
 from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.formats import Source, ahead
-from dpkernels.cli.files.layout import Layout, format_of_suffix
+from dpkernels.cli.files.layout import Layout, suffix_format
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.interrupts import raise_if_interrupted
 from dpkernels.cli.options import usage_errors
@@ -135,15 +135,15 @@ class Selection:
         """Return what to count, by the JSON of a sidecar and the columns of the files, which errors call ``where``."""
         if "queries" in release:
             raise click.UsageError(f"REPORTS: the rows of {where} are queries, each with a mechanism of its own")
-        column_record = select_column(release, names, where, column)
+        record = select_column(release, names, where, column)
         check_groups(release, names, where, group_column)
-        origin = date.fromisoformat(column_record["date_origin"]) if "date_origin" in column_record else None
+        origin = date.fromisoformat(record["date_origin"]) if "date_origin" in record else None
         lower, upper = (
             None if end is None else _in_days(end, origin, "--lower, --upper") for end in bounds or (None, None)
         )
         ends = None if lower is None or upper is None else (lower, upper)
         try:
-            channel = as_channel(release, column=column_record["column"], bounds=ends)
+            channel = as_channel(release, column=record["column"], bounds=ends)
         except CertificateError:
             raise
         except ValueError as error:
@@ -152,12 +152,10 @@ class Selection:
                 message = (
                     "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
                 )
-            raise click.UsageError(f"{label(column_record['column'])}{message}") from error
-        epsilon, keep = float(column_record["certificate"]["epsilon"]), release.get("missing") == "keep"
+            raise click.UsageError(f"{label(record['column'])}{message}") from error
+        epsilon, keep = float(record["certificate"]["epsilon"]), release.get("missing") == "keep"
         clip = bool(release.get("clip"))
-        return cls(
-            column_record["column"], group_column, column_record["mechanism"], epsilon, channel, keep, clip, origin
-        )
+        return cls(record["column"], group_column, record["mechanism"], epsilon, channel, keep, clip, origin)
 
     def tally(self, source: Source, row: int = 0) -> Tally[np.ndarray]:
         """Count the reports of one source, which begins with that row of its file."""
@@ -166,7 +164,7 @@ class Selection:
         columns = [name] if self.group_column is None else [name, self.group_column]
         with closing(ahead(source.chunks(columns))) as chunks:
             for chunk in chunks:
-                indices = _report_indices(source, chunk, name, row, self.channel, self.keep)
+                indices = _indices(source, chunk, name, row, self.channel, self.keep)
                 missing += int((indices < 0).sum())
                 local, cells = group_rows(source, chunk, self.group_column)
                 check_group_count(self.group_column, groups.keys() | set(cells), width)
@@ -227,7 +225,7 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
         problem = f"is not the file that {sidecar_file} was written with"
         raise CertificateError(f"{path}: {problem}; give --sidecar if it holds reports of that release")
     if sidecar is not None:  # of another file with the same reports, of the format that its suffix says
-        file_format, packed = format_of_suffix(path), path.suffix.lower() == ".gz"
+        file_format, packed = suffix_format(path), path.suffix.lower() == ".gz"
         if written.file_format == file_format:
             written = replace(written, unpack=packed, pack=packed)
         else:
@@ -240,7 +238,7 @@ def open_release(path: Path, sidecar: Path | None) -> tuple[JsonObject, Source]:
 def check_groups(release: JsonObject, names: Sequence[str], where: object, group_column: str | None) -> None:
     """Refuse groups by a column that is perturbed, or that is not there once."""
     if group_column is not None:
-        if group_column in [column_record["column"] for column_record in release["columns"]]:
+        if group_column in [record["column"] for record in release["columns"]]:
             raise click.UsageError(
                 f"--by: {group_column!r} is perturbed; groups are of columns that were copied as they are"
             )
@@ -266,9 +264,7 @@ def select_column(release: JsonObject, columns: Sequence[str], where: object, co
     return records[column]
 
 
-def _report_indices(
-    source: Source, chunk: object, name: str | None, start: int, channel: Channel, keep: bool
-) -> np.ndarray:
+def _indices(source: Source, chunk: object, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
     """Return the index of every report among the channel's; -1 where it is missing."""
     try:
         numbers = source.numbers(chunk, name, start)
@@ -379,10 +375,8 @@ class Estimates:
                     first = [""] * len(first)
                 elif isinstance(value, list):
                     cells = [[*group_heading, "from", "to", "share", interval, "number", interval]]
-                    for histogram_bin in value:
-                        lower, upper, fraction, low, high, number, low_count, high_count = list(histogram_bin.values())[
-                            :8
-                        ]
+                    for entry in value:
+                        lower, upper, fraction, low, high, number, low_count, high_count = list(entry.values())[:8]
                         share_cells = [f"{fraction:.4f}", f"{low:.4f} to {high:.4f}"]
                         count_cells = [f"{number:,.0f}", f"{low_count:,.0f} to {high_count:,.0f}"]
                         edges = [_edge_text(edge, origin) for edge in (lower, upper)]
@@ -470,9 +464,7 @@ def _row(
         try:
             result = compute()
             if name == "histogram":
-                record[name] = [
-                    _with_dates(histogram_bin, origin) for histogram_bin in _bins(result, settings.confidence)
-                ]
+                record[name] = [_with_dates(entry, origin) for entry in _bins(result, settings.confidence)]
             else:
                 ends = [float(end) for end in result.interval(settings.confidence)]
                 record[name] = {"value": float(result.value), "interval": ends}
@@ -488,11 +480,11 @@ def _row(
     return EstimateRow(record, answer, first)
 
 
-def _with_dates(histogram_bin: JsonObject, origin: date | None) -> dict[str, object]:
+def _with_dates(entry: JsonObject, origin: date | None) -> dict[str, object]:
     """Return a bin of a histogram, of a column of dates with the dates of its edges."""
     if origin is None:
-        return histogram_bin
-    return histogram_bin | {f"{edge}_date": iso_date(histogram_bin[edge], origin) for edge in ("lower", "upper")}
+        return entry
+    return entry | {f"{edge}_date": iso_date(entry[edge], origin) for edge in ("lower", "upper")}
 
 
 def _bins(histogram: Any, confidence: float) -> list[dict[str, float]]:

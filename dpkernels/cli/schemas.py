@@ -42,7 +42,7 @@ def _object(required: dict[str, Schema], optional: dict[str, Schema] | None = No
     return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
 
 
-def _same(schema: Schema, *names: str) -> dict[str, Schema]:
+def _all(schema: Schema, *names: str) -> dict[str, Schema]:
     return dict.fromkeys(names, schema)
 
 
@@ -55,7 +55,7 @@ _ERROR = _object(
     | {"charge": _or_null(TEXT), "warnings": _list(TEXT)},
     _VERIFIED,
 )
-_GUARANTEE = _same(NUMBER, "epsilon", "realised_epsilon", "delta", "realised_delta") | {"neighbouring": TEXT}
+_GUARANTEE = _all(NUMBER, "epsilon", "realised_epsilon", "delta", "realised_delta") | {"neighbouring": TEXT}
 _RELEASED_COLUMN = _object(
     {"column": _or_null(TEXT), "mechanism": TEXT, "parameters": _map(NUMBER), **_GUARANTEE}, {"date_origin": TEXT}
 )
@@ -66,7 +66,7 @@ _CHARGE = _object(
 )
 _PERTURB = _object(
     {
-        **_same(_or_null(TEXT), "output", "certificates"),
+        **_all(_or_null(TEXT), "output", "certificates"),
         "rows": WHOLE,
         **_GUARANTEE,
         "columns": _list(_RELEASED_COLUMN),
@@ -79,20 +79,18 @@ _PERTURB = _object(
         "ledger": _or_null(_CHARGE),
         "warnings": _list(TEXT),
     },
-    {"queries": _object({"columns": _map(TEXT), "together": _or_null(_object(_same(TEXT, "epsilon", "delta")))})},
+    {"queries": _object({"columns": _map(TEXT), "together": _or_null(_object(_all(TEXT, "epsilon", "delta")))})},
 )
-_AT_EPSILON = _object(
-    {"epsilon": NUMBER, "delta": _or_null(NUMBER)}, _same(_or_null(NUMBER), "some_inputs", "at_least")
-)
-_AT_DELTA = _object({"delta": NUMBER, "epsilon": _or_null(NUMBER)}, _same(_or_null(NUMBER), "some_inputs", "at_least"))
+_AT_EPSILON = _object({"epsilon": NUMBER, "delta": _or_null(NUMBER)}, _all(_or_null(NUMBER), "some_inputs", "at_least"))
+_AT_DELTA = _object({"delta": NUMBER, "epsilon": _or_null(NUMBER)}, _all(_or_null(NUMBER), "some_inputs", "at_least"))
 _PROFILE = {"delta_at_epsilon": _list(_AT_EPSILON), "epsilon_at_delta": _list(_AT_DELTA)}
 _ACCOUNTED = {"mechanism": TEXT, "parameters": _map(NUMBER), "neighbouring": TEXT, "covers": TEXT}
 _ONE_REPORT = {"pure_epsilon": _or_null(NUMBER), "certified": _or_null(TEXT)}
 # Errors of one report, of which each mechanism has some.
-_ERRORS = _same(
+_ERRORS = _all(
     NUMBER, "variance", "mean_of_the_noise", "acceptance", "worst_variance", "central_variance", "largest_bias"
 )
-_ERRORS |= _same(NUMBER, "mean_squared_error", "share_variance")
+_ERRORS |= _all(NUMBER, "mean_squared_error", "share_variance")
 _NUMBERS = {"reports": WHOLE, "subsample": _or_null(NUMBER), "shuffled": WHOLE}
 _RISK = _object(
     {
@@ -111,8 +109,8 @@ _ANSWER = _either(
     _object({"value": {"type": "null"}, "why": TEXT}),
 )
 _BIN = _object(
-    _same(NUMBER, "lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high"),
-    _same(_or_null(TEXT), "lower_date", "upper_date"),
+    _all(NUMBER, "lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high"),
+    _all(_or_null(TEXT), "lower_date", "upper_date"),
 )
 _GROUP = {
     "type": "object",
@@ -132,15 +130,15 @@ _ESTIMATE = {"column": _or_null(TEXT), "by": _or_null(TEXT), "mechanism": TEXT, 
 _ESTIMATE |= {"missing": WHOLE, "confidence": NUMBER}
 _CATEGORY = _object(
     {"category": _either(TEXT, WHOLE)}
-    | _same(NUMBER, "count", "count_low", "count_high", "share", "share_low", "share_high", "unbiased")
+    | _all(NUMBER, "count", "count_low", "count_high", "share", "share_low", "share_high", "unbiased")
 )
-_FOUND = _object({"value": TEXT} | _same(NUMBER, "share", "share_low", "share_high"))
+_FOUND = _object({"value": TEXT} | _all(NUMBER, "share", "share_low", "share_high"))
 _LEDGER_ENTRY = _object(
-    {"charge": WHOLE, **_same(TEXT, "time", "epsilon", "delta", "label", "hash")}
-    | _same(_or_null(WHOLE), "voids", "voided_by")
+    {"charge": WHOLE, **_all(TEXT, "time", "epsilon", "delta", "label", "hash")}
+    | _all(_or_null(WHOLE), "voids", "voided_by")
 )
 _TUNED = _object(
-    {"mechanism": TEXT, "value": NUMBER, "parameters": _map(NUMBER), **_same(NUMBER, "epsilon", "delta")}
+    {"mechanism": TEXT, "value": NUMBER, "parameters": _map(NUMBER), **_all(NUMBER, "epsilon", "delta")}
     | {"steps": WHOLE, "evaluations": WHOLE, "python": TEXT}
 )
 
@@ -173,7 +171,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "estimate of prefixes": _object(
-        {**_ESTIMATE, **_same(WHOLE, "reports", "compared"), "standard_error": NUMBER, "found": _list(_FOUND)}
+        {**_ESTIMATE, **_all(WHOLE, "reports", "compared"), "standard_error": NUMBER, "found": _list(_FOUND)}
     ),
     "certify": _object(
         {"mechanism": TEXT, "parameters": _map(NUMBER), "certificate": ANY_OBJECT}, {"variance_cost": NUMBER}
@@ -184,12 +182,12 @@ SCHEMAS: dict[str, Schema] = {
     "account --risk": _object({**_ACCOUNTED, "risk": _RISK}, _ONE_REPORT | _ERRORS | _NUMBERS),
     "compare": _list(
         _object(
-            {"mechanism": TEXT, **_same(NUMBER, "worst_variance", "central_variance", "worst_over_laplace")}
+            {"mechanism": TEXT, **_all(NUMBER, "worst_variance", "central_variance", "worst_over_laplace")}
             | {"percent_above_optimum": _or_null(NUMBER), "reports": _or_null(_list(NUMBER))}
         )
     ),
     "compare --categories": _list(
-        _object({"mechanism": TEXT, "reports": TEXT, **_same(NUMBER, "error", "percent_above_least", "bits")})
+        _object({"mechanism": TEXT, "reports": TEXT, **_all(NUMBER, "error", "percent_above_least", "bits")})
     ),
     "tune": _object(
         {"objective": TEXT, "unit": TEXT, "results": _list(_TUNED)}
@@ -197,7 +195,7 @@ SCHEMAS: dict[str, Schema] = {
         {"covers": TEXT},
     ),
     "ledger": _object(
-        _same(
+        _all(
             TEXT,
             "ledger",
             "created",
@@ -205,7 +203,7 @@ SCHEMAS: dict[str, Schema] = {
         )
         | {"charges": _list(_LEDGER_ENTRY)}
     ),
-    "mechanisms": _map(_object(_same(_list(TEXT), "required", "optional"))),
+    "mechanisms": _map(_object(_all(_list(TEXT), "required", "optional"))),
     "explore": _object({"page": TEXT}),
 }
 

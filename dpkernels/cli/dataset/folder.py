@@ -70,13 +70,11 @@ class LocalFolder(ClaimedOutput):
             self.staging = stack.enter_context(staged_folder(self.target, lambda: self._is_left))
             (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
             return
-        killed_runs = self._resumable()
-        if len(killed_runs) != 1:
-            raise click.UsageError(
-                f"--resume: {self.target} has {len(killed_runs)} killed runs with a journal; one is needed"
-            )
-        _check_ownership(killed_runs[0])
-        self.staging = renamed_folder(killed_runs[0], self.target)
+        runs = self._resumable()
+        if len(runs) != 1:
+            raise click.UsageError(f"--resume: {self.target} has {len(runs)} killed runs with a journal; one is needed")
+        _check_ownership(runs[0])
+        self.staging = renamed_folder(runs[0], self.target)
 
     @contextmanager
     def run(self) -> Iterator[Self]:

@@ -119,9 +119,7 @@ class _PlannedFile:
             output_bytes, values_per_row = source.output_bytes(columns), source.values_per_row
         if file.stamp() != stamp:
             raise ValueError(f"{file}: changed while it was planned")
-        return cls(
-            file, stamp, schema, values_per_row, [group_range for group_range in ranges if group_range[1]], output_bytes
-        )
+        return cls(file, stamp, schema, values_per_row, [part for part in ranges if part[1]], output_bytes)
 
     def check_like(self, first: _PlannedFile) -> None:
         pair = f"{first.file} and {self.file}"
@@ -238,10 +236,8 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> object:
         name = str(part.file)
         text = error_text(error)
         message = text if name in text else f"{name}: {text}"
-        row_fault = None if (row_fault := row_error(error)) is None else row_fault.in_file(name)
-        return TaskError(
-            message, row_fault, unsound=isinstance(error, CertificateError), independent=is_independent(error)
-        )
+        fault = None if (fault := row_error(error)) is None else fault.in_file(name)
+        return TaskError(message, fault, unsound=isinstance(error, CertificateError), independent=is_independent(error))
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:

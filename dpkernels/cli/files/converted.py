@@ -125,9 +125,8 @@ class ConvertedFile(Source[_Chunk, pa.Table | pa.Array]):
 
     def replaced(self, chunk: _Chunk, reports: Mapping[str | None, Numbers | CategoryReports]) -> pa.Table | pa.Array:
         """Return the rows as a table, or as an array of lines without their ends."""
-        columns = [
-            chunk.copied[name] if name not in reports else self._report_column(reports[name]) for name in self.names
-        ]
+        replaced = {name: self._report_column(column) for name, column in reports.items()}
+        columns = [replaced[name] if name in replaced else chunk.copied[name] for name in self.names]
         if not self._is_text:
             return pa.Table.from_arrays(columns, list(self.names))
         return pc.binary_join_element_wise(*columns, self._written.delimiter.encode())

@@ -78,11 +78,9 @@ def input_layout(
 
     It is also the output's, unless that has another format; see ``written_layout``.
     """
-    has_option, file_format = (
-        file_format is not None,
-        file_format or format_of_suffix(source if source != DASH else target),
-    )
-    output_format = output_format or (file_format if has_option or target == DASH else format_of_suffix(target))
+    has_option = file_format is not None
+    file_format = file_format or suffix_format(target if source == DASH else source)
+    output_format = output_format or (file_format if has_option or target == DASH else suffix_format(target))
     if file_format not in _DELIMITERS:
         is_for_text = delimiter is not None and output_format not in _DELIMITERS
         options = {"--delimiter": is_for_text, "--multiline": multiline, "--missing-markers": bool(markers)}
@@ -103,9 +101,8 @@ def written_layout(
 
     By default it follows from the suffix of OUT; ``--format`` is for both, and standard output is like the input.
     """
-    written_format = output_format or (
-        layout.file_format if file_format is not None or target == DASH else format_of_suffix(target)
-    )
+    is_same = file_format is not None or target == DASH
+    written_format = output_format or (layout.file_format if is_same else suffix_format(target))
     if written_format == layout.file_format:
         return None
     if "npy" in (written_format, layout.file_format):
@@ -128,7 +125,7 @@ def _is_delimiter(text: object) -> bool:
     return isinstance(text, str) and len(text) == 1 and text.isascii() and not (text.isalnum() or text in '".+-\r\n\0')
 
 
-def format_of_suffix(path: Path) -> str:
+def suffix_format(path: Path) -> str:
     """Return the format that a name's suffix says."""
     if path == DASH:
         raise click.UsageError("--format: missing; standard input and output have no suffix")

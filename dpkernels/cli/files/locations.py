@@ -207,11 +207,9 @@ def find(text: str) -> FoundFiles:
     link that leads nowhere or to itself, a pipe, a socket, a device.
     """
     if "://" in text and "*" in text:
-        location, expression = _stored(text)
-        entries = location.system.get_file_info(fs.FileSelector(location.path, recursive=True))
-        files = FoundFiles(
-            [Location(e.path, location.uri) for e in entries if e.is_file and expression.fullmatch(e.path)]
-        )
+        root, expression = _stored(text)
+        entries = root.system.get_file_info(fs.FileSelector(root.path, recursive=True))
+        files = FoundFiles([Location(e.path, root.uri) for e in entries if e.is_file and expression.fullmatch(e.path)])
     elif "://" in text or Path(text).exists():
         files = _list_folder(Location.parse(text), text)
     else:

@@ -177,9 +177,8 @@ class ParquetFile(Source[GroupPart, GroupPart]):
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             remedy = "--date-origin" if pa.types.is_temporal(column.type) else "--categories"
             raise ValueError(f"holds {column.type}; only integers and floats can be perturbed without {remedy}")
-        return Numbers.from_values(
-            buffers.numbers(column.combine_chunks()), _nulls(column) if column.null_count else None
-        )
+        missing = _nulls(column) if column.null_count else None
+        return Numbers.from_values(buffers.numbers(column.combine_chunks()), missing)
 
     def labels(self, chunk: GroupPart, name: str) -> pa.Array:
         column = chunk.table.column(name)

@@ -364,13 +364,9 @@ class Request:
 
     def layouts(self, source: Path, target: Path) -> tuple[Layout, Layout | None]:
         """Return the layout of a file, and that of its output if it is another one; None if it is the same."""
-        of_text, file_format, output_format = (
-            (self.multiline, self.missing_markers),
-            self.file_format,
-            self.output_format,
-        )
-        layout = input_layout(source, target, file_format, self.delimiter, *of_text, output_format)
-        return layout, written_layout(layout, target, file_format, output_format, self.delimiter)
+        text_options = self.multiline, self.missing_markers
+        layout = input_layout(source, target, self.file_format, self.delimiter, *text_options, self.output_format)
+        return layout, written_layout(layout, target, self.file_format, self.output_format, self.delimiter)
 
     def spec(
         self, source: Source, layout: Layout, converted: Layout | None = None, shuffleable: bool = True

@@ -243,12 +243,10 @@ def build(
         if queries.together is not None:
             return _allocate(mechanism, options, queries, queries.together)
         name, arguments = _select_for_rows(mechanism or DEFAULT, options, queries)
-        mechanism_of_rows: Any = named(name).make({**arguments, **queries.values}, release=True)
-        if isinstance(mechanism_of_rows, Categorical) or getattr(mechanism_of_rows, "batch_shape", ()) != (
-            queries.rows,
-        ):
+        built: Any = named(name).make({**arguments, **queries.values}, release=True)
+        if isinstance(built, Categorical) or getattr(built, "batch_shape", ()) != (queries.rows,):
             raise click.UsageError(f"--mechanism: {name} has one set of parameters for all rows")
-        return name, exact_sampler(mechanism_of_rows), arguments
+        return name, exact_sampler(built), arguments
 
 
 def _select_for_rows(name: str, options: Mapping[str, object], queries: Queries) -> tuple[str, dict[str, object]]:
@@ -438,17 +436,14 @@ def _stated_budget(amounts: object) -> EpsilonDelta:
         raise CertificateError(f"queries: together: {brief(amounts)} is no budget") from error
 
 
-def is_same_batch(rebuilt: BatchCertificate, certificate: BatchCertificate) -> bool:
+def is_same_batch(first: BatchCertificate, second: BatchCertificate) -> bool:
     """Return whether two certificates are of the same rows: the same claims, and tables of the same size and ends."""
-    if len(rebuilt.tables) != len(certificate.tables) or rebuilt.claims.keys() != certificate.claims.keys():
+    if len(first.tables) != len(second.tables) or first.claims.keys() != second.claims.keys():
         return False
-    pairs = [
-        (rebuilt.table_index, certificate.table_index),
-        *((rebuilt.claims[n], v) for n, v in certificate.claims.items()),
-    ]
+    pairs = [(first.table_index, second.table_index), *((first.claims[n], v) for n, v in second.claims.items())]
     return all(np.array_equal(*pair) for pair in pairs) and all(
-        is_same(getattr(first, fact), getattr(second, fact))
-        for first, second in zip(rebuilt.tables, certificate.tables, strict=True)
+        is_same(getattr(a, fact), getattr(b, fact))
+        for a, b in zip(first.tables, second.tables, strict=True)
         for fact in ("worst_variance", "lowest", "highest")
     )
 

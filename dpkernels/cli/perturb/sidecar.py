@@ -86,10 +86,8 @@ def guarantee(certificate: Any) -> StatedGuarantee:
     table = (certificate.first if isinstance(certificate, MixtureCertificate) else certificate).table
     claims = {"epsilon": certificate.epsilon, "lower": table.lower, "upper": table.upper}
     ends = f"in [{shortest(table.lower)}, {shortest(table.upper)}]"
-    neighbouring, sensitivity = (
-        f"any two {ends}",
-        certificate.sensitivity if isinstance(certificate, RowCertificate) else None,
-    )
+    sensitivity = certificate.sensitivity if isinstance(certificate, RowCertificate) else None
+    neighbouring = f"any two {ends}"
     if sensitivity is not None:
         claims["sensitivity"] = sensitivity
         neighbouring = f"at most {shortest(sensitivity)} apart, {ends}"
@@ -331,13 +329,7 @@ class WrittenFile:
     def to_dict(self) -> dict[str, object]:
         if not self.name:
             return {"sha256": self.sha256, "bytes": self.size}
-        return {
-            "name": self.name,
-            "input": self.source,
-            "rows": self.rows,
-            "bytes": self.size,
-            "sha256": self.sha256,
-        }
+        return {"name": self.name, "input": self.source, "rows": self.rows, "bytes": self.size, "sha256": self.sha256}
 
 
 def to_json(release: Release, written: Sequence[WrittenFile]) -> str:

@@ -158,10 +158,8 @@ def advice(release: Release) -> list[str]:
         if release.spec.queries is not None:
             lines += [f"{name}: {text}" for text in release.spec.queries.advice(column.sampler)]
         elif (half_widths := interval(column.sampler.certificate, release.spec.row_options.decimals)) is not None:
-            interval_text = (
-                f"[released - {_rounded_up(half_widths['below'])}, released + {_rounded_up(half_widths['above'])}]"
-            )
-            lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {interval_text}")
+            ends = f"[released - {_rounded_up(half_widths['below'])}, released + {_rounded_up(half_widths['above'])}]"
+            lines.append(f"{name}: with probability {100 * CONFIDENCE:g} %, a true value is in {ends}")
             # With a ledger, the user has said whom the rows are about, and the charge is printed.
             lines += [f"{name}: {_composition(column, values)}"] if values > 1 and release.spec.rows is None else []
         elif "sensitivity" not in column.guarantee.stated:

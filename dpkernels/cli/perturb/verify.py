@@ -225,9 +225,7 @@ def _check_reports(release: JsonObject, columns: list[VerifiedColumn], source: S
     return start // source.values_per_row, coarse
 
 
-def _check_categories(
-    release: Mapping[str, object], column: VerifiedColumn, source: Source, chunk: Sized, start: int
-) -> None:
+def _check_categories(release: JsonObject, column: VerifiedColumn, source: Source, chunk: Sized, start: int) -> None:
     mechanism = _rebuilt(column.record).mechanism
     _, is_report, missing = parse_reports(source.labels(chunk, column.record["column"]), mechanism, source.markers)
     is_report = np.where(missing, release["missing"] == "keep", is_report)
