@@ -77,7 +77,6 @@ class BadRows:
         return f"in all {total}{more} values cannot be perturbed ({faults}): {positions}{dots}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON form."""
         return {"counts": dict(self.counts), "all": self.is_all, "first": [error.to_dict() for error in self.first]}
 
 

@@ -273,12 +273,8 @@ def listing() -> list[str]:
         "An optional argument that is not given is chosen for the mechanism; `dpkernels perturb --help-all` explains",
         "each. Use square-wave for the distribution alone: the mean of its reports is biased.",
     ]
-    rows = [heading]
-    for constructor in CONSTRUCTORS.values():
-        required = constructor.required(release=True)
-        more = [name for name in constructor.options if name not in required]
-        rows.append([constructor.name, " ".join(map(flag, required)), " ".join(map(flag, more))])
-    return [*aligned(rows), "", *notes]
+    rows = [[name, *map(" ".join, options.values())] for name, options in listing_dict().items()]
+    return [*aligned([heading, *rows]), "", *notes]
 
 
 def listing_dict() -> dict[str, dict[str, list[str]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,78 +63,74 @@ def date_or_number(text: str) -> date | float:
         return parse_date(text)
 
 
-class NumberList(click.ParamType):
+class _Parsed(click.ParamType, abc.ABC):
+    """A text that is parsed; what is none has been parsed before."""
+
+    allowed = ""  # in words
+
+    @abc.abstractmethod
+    def parse(self, text: str) -> object:
+        """Return the value of a text; ValueError or ArithmeticError if it is not allowed."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        try:
+            return self.parse(value) if isinstance(value, str) else value
+        except (ValueError, ArithmeticError):
+            self.fail(f"{value!r} must be {self.allowed}", param, ctx)
+
+
+class NumberList(_Parsed):
     """Numbers separated by commas, such as 1,0.5; or none, if that is allowed."""
 
-    name = "numbers"
+    name, allowed = "numbers", "numbers separated by commas"
 
     def __init__(self, may_be_none: bool = False, number: Callable[[str], object] = float) -> None:
         self.may_be_none, self.number = may_be_none, number
 
-    def convert(
-        self, value: str | tuple[object, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[object, ...]:
-        if isinstance(value, tuple):
-            return value
-        if self.may_be_none and not value:
-            return ()
-        try:
-            return tuple(self.number(text) for text in value.split(","))
-        except (ValueError, ArithmeticError):
-            self.fail(f"{value!r} must be numbers separated by commas")
+    def parse(self, text: str) -> tuple[object, ...]:
+        return () if self.may_be_none and not text else tuple(self.number(number) for number in text.split(","))
 
 
-class DateOrNumber(click.ParamType):
+class DateOrNumber(_Parsed):
     """A number, or a date such as 2020-02-29."""
 
-    name = "number or date"
+    name, allowed = "number or date", "a number, or of dates a date such as 2020-02-29"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        try:
-            return date_or_number(value) if isinstance(value, str) else value
-        except ValueError:
-            self.fail(f"{value!r} must be a number, or of dates a date such as 2020-02-29", param, ctx)
+    def parse(self, text: str) -> date | float:
+        return date_or_number(text)
 
 
-class DateOrigin(click.ParamType):
+class DateOrigin(_Parsed):
     """A date, for all columns or, as NAME=DATE, for one."""
 
-    name = "date"
+    name, allowed = "date", "a date such as 1900-01-01, or NAME=DATE"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        if not isinstance(value, str):
-            return value
-        name, equals, text = value.rpartition("=")
-        try:
-            return name if equals else None, parse_date(text)
-        except ValueError:
-            self.fail(f"{value!r} must be a date such as 1900-01-01, or NAME=DATE", param, ctx)
+    def parse(self, text: str) -> tuple[str | None, date]:
+        name, equals, day = text.rpartition("=")
+        return name if equals else None, parse_date(day)
 
 
-class TextList(click.ParamType):
+class TextList(_Parsed):
     """Texts separated by commas."""
 
     name = "texts"
 
-    def convert(
-        self, value: str | tuple[str, ...], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        return value if isinstance(value, tuple) else tuple(text.strip() for text in value.split(","))
+    def parse(self, text: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in text.split(","))
 
 
-class CategoryList(click.ParamType):
+class CategoryList(_Parsed):
     """Labels separated by commas, such as a,b,c; or a number of categories."""
 
     name = "categories"
+    allowed = "labels separated by commas, or their number; --categories-from reads a file"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
-        if not isinstance(value, str):
-            return value
-        if value.isascii() and value.isdigit():
-            return int(value[:32])
-        labels = tuple(text.strip() for text in value.split(","))
+    def parse(self, text: str) -> int | tuple[str, ...]:
+        if text.isascii() and text.isdigit():
+            return int(text[:32])
+        labels = tuple(label.strip() for label in text.split(","))
         if len(labels) < 2 or not all(labels):
-            self.fail(f"{value!r} must be labels separated by commas, or their number; --categories-from reads a file")
+            raise ValueError(text)
         return labels
 
 

@@ -154,12 +154,7 @@ def release_file(
 
 
 def _column_function(
-    spec: ReleaseSpec,
-    source: Source,
-    column: Column,
-    key: bytes | None,
-    offset: int,
-    devices: Sequence[Any] | None,
+    spec: ReleaseSpec, source: Source, column: Column, key: bytes | None, offset: int, devices: Sequence[Any] | None
 ) -> ColumnFunction | CategoryFunction:
     """Return a check, or noise of a key of the column's own: two columns never share noise."""
     column_key = None

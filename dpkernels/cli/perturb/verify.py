@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -60,9 +60,6 @@ from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.release.charges import ROWS, SAME_PEOPLE, is_statistic
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_TEXT = 500  # of a text that is printed whole, such as a hash or a sentence
 _MAX_PROBLEMS = 10  # that one message lists
@@ -115,15 +112,6 @@ def _outputs(release: JsonObject, path: Path) -> list[tuple[Path, JsonObject]]:
     rows = sum(integer("rows", entry["rows"]) for entry in written["parts"])
     _check_same("rows", release["rows"], rows, "its files have")
     return [(path.with_name(entry["name"]), {**entry, "columns": written["columns"]}) for entry in written["parts"]]
-
-
-def _stated(claims: set[object]) -> str:
-    """Return the claims of parameters in words."""
-    return ", ".join(map(brief, claims)) or "no claim"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 
 def _check_same(word: str, stated: object, actual: object, where: str = "its columns") -> None:
@@ -251,7 +239,6 @@ class Findings:
         return cls(path, *verify(path))
 
     def to_dict(self) -> dict[str, object]:
-        """Return a JSON form."""
         statements = []
         for line in map(public, self.lines):
             status, _, text = line.partition(": ")
@@ -297,9 +284,11 @@ def verify(path: Path) -> tuple[list[str], str]:
         raise
     except ValueError as error:
         raise CertificateError(f"{path}: {error_text(error)}") from error
-    other_fields = [_declared(name, value) for name, value in release.items() if name not in _VERIFIED]
-    declared = [f"declared, not verified: {line}" for line in other_fields]
-    declared = [line for column in columns for line in column.declared()] + declared
+    declared = [line for column in columns for line in column.declared()]
+    for name, text in ((name, json.dumps(value)) for name, value in release.items() if name not in _VERIFIED):
+        meaning = _MEANINGS.get(name, {}).get(text)
+        line = f"{display_name(name)} {text}" + (f": {meaning}" if meaning else "")
+        declared.append(f"declared, not verified: {line}")
     lines = [*([killed] if was_killed else []), *map(str, columns), total_line, output_line, *declared]
     return lines, "" if files[0][0].is_file() else f"{files[0][0]}: is not there, so it could not be verified"
 
@@ -318,13 +307,6 @@ _MEANINGS = {
 }
 
 
-def _declared(name: str, value: object) -> str:
-    """Return a field that is declared, with its meaning where that is known."""
-    text = json.dumps(value)
-    meaning = _MEANINGS.get(name, {}).get(text)
-    return f"{display_name(name)} {text}" + (f": {meaning}" if meaning else "")
-
-
 def _column(record: JsonObject, release: JsonObject) -> VerifiedColumn:
     try:
         certificate = parse_certificate(record["certificate"])
@@ -334,7 +316,8 @@ def _column(record: JsonObject, release: JsonObject) -> VerifiedColumn:
             names = (word, f"first.{word}", f"second.{word}")
             claimed = {value for name, value in record["parameters"].items() if name in names}
             if claimed != {claim} or not all(type(value) is float for value in claimed):
-                raise CertificateError(f"{word}: the parameters say {_stated(claimed)}, the tables {claim}")
+                stated = ", ".join(map(brief, claimed)) or "no claim"
+                raise CertificateError(f"{word}: the parameters say {stated}, the tables {claim}")
         _check_same("neighbouring", record["neighbouring"], claims.neighbouring)
         if "interval" in record:
             _check_same("interval", record["interval"], interval(certificate, release["decimals"]))
@@ -363,7 +346,8 @@ def _difference(record: JsonObject, certificate: Certificate, queries: StatedQue
         return f" cannot be made: {error_text(error)}"
     recorded, remade, rebuilt = record["parameters"], parameters(sampler.mechanism), sampler.certificate
     if recorded.keys() != remade.keys() or not all(is_same(recorded[name], remade[name]) for name in remade):
-        return f" has the parameters {remade}, not {_shortened(str(recorded))}"
+        text = str(recorded)
+        return f" has the parameters {remade}, not {text[:_MAX_TEXT]}{'...' * (len(text) > _MAX_TEXT)}"
     if not isinstance(rebuilt, type(certificate)):
         return " has another table"
     if is_categorical(certificate):
