@@ -160,10 +160,10 @@ def test_guarantees_of_batches_take_a_sensitivity_and_jax_numbers():
     batch = dpk.Additive(dpk.Gaussian(np.array([1.0, 2.0])))
     with pytest.raises(ValueError, match="sensitivity: None"):
         guarantee(batch)
-    given = guarantee(batch, sensitivity=np.array([0.1, 0.1])).epsilon(1e-6)
-    assert given == guarantee(dpk.gaussian(sigma=np.array([1.0, 2.0]), sensitivity=0.1)).epsilon(1e-6)
+    epsilon = guarantee(batch, sensitivity=np.array([0.1, 0.1])).epsilon(1e-6)
+    assert epsilon == guarantee(dpk.gaussian(sigma=np.array([1.0, 2.0]), sensitivity=0.1)).epsilon(1e-6)
     traced = guarantee(dpk.gaussian(sigma=jnp.array([1.0, 2.0]), sensitivity=0.1))
-    assert float(traced.epsilon(1e-6)) == pytest.approx(given, rel=1e-5)
+    assert float(traced.epsilon(1e-6)) == pytest.approx(epsilon, rel=1e-5)
     with pytest.raises(ValueError, match="takes none"):
         guarantee(dpk.duchi(epsilon=np.array([1.0, 2.0]), lower=0.0, upper=1.0), sensitivity=1.0)
 

@@ -205,10 +205,10 @@ def test_implicit_derivatives_are_those_of_differences(name, method, x64):
     function, (low, high) = FUNCTIONS[name]
 
     def found(a, b):
-        given = {"a": a, "b": b}
+        options = {"a": a, "b": b}
         if method == "root":
-            return root(function, given, low, high)
-        return newton(lambda x, p: -function(x, p), given, 1.0, (low, high), tolerance=1e-8)
+            return root(function, options, low, high)
+        return newton(lambda x, p: -function(x, p), options, 1.0, (low, high), tolerance=1e-8)
 
     point, step = (0.7, 2.3), 1e-5
     plain = [found(*(p + d for p, d in zip(point, (i * step, j * step), strict=True))) for i, j in STENCIL]

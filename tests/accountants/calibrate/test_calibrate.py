@@ -496,10 +496,10 @@ def test_an_unknown_law_is_an_error():
 def test_ends_move_until_the_profile_meets_a_small_delta():
     """Rounding alone left this one 1e-10 of delta above: the ends move further than by a few units of rounding."""
     eps, delta, D = 0.2064988334142934, 1.2236618107030035e-10, 0.04599655828730432
-    made = calibrate.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D)
-    assert accountants.delta(made, epsilon=eps) <= delta
+    mechanism = calibrate.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D)
+    assert accountants.delta(mechanism, epsilon=eps) <= delta
     plain = dpk.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D)
-    assert made.noise.high == pytest.approx(plain.noise.high, rel=1e-5)
+    assert mechanism.noise.high == pytest.approx(plain.noise.high, rel=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", int, None, np.array(1.0)])

@@ -61,8 +61,8 @@ def test_scale_against_another_solver(name, count, rate):
 @pytest.mark.parametrize(("count", "eps", "delta"), [(1, 1.0, 1e-6), (1000, 0.3, 1e-9)])
 def test_gaussian_noise_is_the_analytic_gaussian(count, eps, delta):
     one = calibrate.gaussian(epsilon=eps, delta=delta, sensitivity=0.8).noise.sigma
-    made = calibrate.composed(Gaussian(1.0), epsilon=eps, delta=delta, sensitivity=0.8, count=count)
-    assert one * math.sqrt(count) <= made.noise.sigma <= one * math.sqrt(count) * (1 + WIDTH)
+    calibrated = calibrate.composed(Gaussian(1.0), epsilon=eps, delta=delta, sensitivity=0.8, count=count)
+    assert one * math.sqrt(count) <= calibrated.noise.sigma <= one * math.sqrt(count) * (1 + WIDTH)
 
 
 def test_grows_with_count_and_rate():
@@ -74,10 +74,10 @@ def test_grows_with_count_and_rate():
 
 def test_the_claim_is_that_of_one_report():
     target = {"epsilon": 1.0, "delta": 1e-6}
-    made = calibrate.composed(Gaussian(1.0), count=100, **target)
-    assert made.delta == 1e-8
-    assert guarantee(made).delta(made.epsilon) <= made.delta
-    assert guarantee(made).repeat(100).bracket(delta=1e-6)[1] <= 1.0
+    calibrated = calibrate.composed(Gaussian(1.0), count=100, **target)
+    assert calibrated.delta == 1e-8
+    assert guarantee(calibrated).delta(calibrated.epsilon) <= calibrated.delta
+    assert guarantee(calibrated).repeat(100).bracket(delta=1e-6)[1] <= 1.0
     # So little noise on samples that a report has no budget worth stating.
     assert calibrate.composed(Gaussian(1.0), count=1, rate=1e-3, epsilon=1.0, delta=9e-4).epsilon is None
 
@@ -137,9 +137,9 @@ def test_32_bits_have_a_scale_too():
 @pytest.mark.slow
 def test_few_reports_have_a_scale_under_tracing(x64):
     """Two reports of Laplace noise, of which no contour converges: a bracket's upper end needs a little more noise."""
-    found = calibrate.composed_scale(Laplace(1.0), epsilon=jnp.float64(1.0), delta=1e-6, count=2)
+    calibrated = calibrate.composed_scale(Laplace(1.0), epsilon=jnp.float64(1.0), delta=1e-6, count=2)
     bound = calibrate.composed_scale(Laplace(1.0), epsilon=1.0, delta=1e-6, count=2)
-    assert float(found) <= bound <= float(found) * (1 + 1e-4)
+    assert float(calibrated) <= bound <= float(calibrated) * (1 + 1e-4)
 
 
 # Budgets of mechanisms
@@ -148,10 +148,10 @@ def test_few_reports_have_a_scale_under_tracing(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize("constructor", [dpk.duchi, dpk.piecewise])
 def test_budget_of_bounded_mechanisms(constructor):
-    made = calibrate.composed_budget(constructor, epsilon=1.0, delta=1e-6, count=100, **UNIT)
-    assert guarantee(made).repeat(100).bracket(delta=1e-6)[1] <= 1.0
-    assert guarantee(constructor(epsilon=made.epsilon * 1.001, **UNIT)).repeat(100).epsilon(1e-6) > 1.0
-    assert made.epsilon > 1.0 / 100
+    calibrated = calibrate.composed_budget(constructor, epsilon=1.0, delta=1e-6, count=100, **UNIT)
+    assert guarantee(calibrated).repeat(100).bracket(delta=1e-6)[1] <= 1.0
+    assert guarantee(constructor(epsilon=calibrated.epsilon * 1.001, **UNIT)).repeat(100).epsilon(1e-6) > 1.0
+    assert calibrated.epsilon > 1.0 / 100
 
 
 def narrow_gaussian(epsilon):
@@ -164,19 +164,19 @@ def narrow_gaussian(epsilon):
 )
 def test_budget_of_noise_on_samples(constructor, law):
     target = {"epsilon": 1.0, "delta": 1e-6, "count": 100, "rate": 0.1}
-    made = calibrate.composed_budget(constructor, **target)
-    scale = calibrate.composed_scale(law, sensitivity=made.sensitivity, **target)
-    assert 1 / made.epsilon == pytest.approx(scale, rel=WIDTH)
+    calibrated = calibrate.composed_budget(constructor, **target)
+    scale = calibrate.composed_scale(law, sensitivity=calibrated.sensitivity, **target)
+    assert 1 / calibrated.epsilon == pytest.approx(scale, rel=WIDTH)
 
 
 def test_budget_from_where_it_is_known():
     """What is not it is not taken for it; what is no budget is refused."""
     target = {"epsilon": 1.0, "delta": 1e-6, "count": 10, **UNIT}
-    made = calibrate.composed_budget(dpk.piecewise, **target)
+    calibrated = calibrate.composed_budget(dpk.piecewise, **target)
     for share in (1 - 1e-9, 1 + 1e-9, 1.001, 1.2, 0.5):
-        again = calibrate.composed_budget(dpk.piecewise, **target, initial_guess=made.epsilon * share)
+        again = calibrate.composed_budget(dpk.piecewise, **target, initial_guess=calibrated.epsilon * share)
         assert guarantee(again).repeat(10).bracket(delta=1e-6)[1] <= 1.0
-        assert again.epsilon == pytest.approx(made.epsilon, rel=WIDTH)
+        assert again.epsilon == pytest.approx(calibrated.epsilon, rel=WIDTH)
     for wrong in (-1.0, 0.0, math.nan):
         with pytest.raises(ValueError, match=r"^initial_guess: "):
             calibrate.composed_budget(dpk.piecewise, **target, initial_guess=wrong)
@@ -184,8 +184,8 @@ def test_budget_from_where_it_is_known():
 
 @pytest.mark.slow
 def test_budget_at_the_end_of_its_range():
-    made = calibrate.composed_budget(dpk.duchi, epsilon=30.0, delta=0.01, count=1, **UNIT)
-    assert made.epsilon == pytest.approx(20.0)
+    calibrated = calibrate.composed_budget(dpk.duchi, epsilon=30.0, delta=0.01, count=1, **UNIT)
+    assert calibrated.epsilon == pytest.approx(20.0)
 
 
 # Errors

@@ -55,8 +55,8 @@ class Settings:
 
 
 def _composed(s: Settings) -> Any:
-    made = calibrate.composed(s.one_of(SHAPES), **s.target, count=s.count, rate=s.rate)
-    return s.together(made)
+    calibrated = calibrate.composed(s.one_of(SHAPES), **s.target, count=s.count, rate=s.rate)
+    return s.together(calibrated)
 
 
 def _composed_scale(s: Settings) -> Any:
@@ -138,10 +138,10 @@ def test_all_calibrators_meet_their_budgets_strictly(name, block):
 
 def test_either_reading_of_a_profile_may_miss_a_target_by_rounding():
     """One unit of epsilon, which the widest noise that meets the delta had once: the noise is a little wider now."""
-    made = calibrate.scaled(
+    calibrated = calibrate.scaled(
         dpk.MergedLaplace((2.0, 0.5), (0.4,)),
         epsilon=0.8594213015722518,
         delta=1.244501785138814e-06,
         sensitivity=17.33177744377966,
     )
-    assert guarantee(made).epsilon(made.delta) <= made.epsilon
+    assert guarantee(calibrated).epsilon(calibrated.delta) <= calibrated.epsilon

@@ -20,9 +20,9 @@ def test_gaussian_noise_has_a_closed_form():
     assert scale == pytest.approx(5 / mu, rel=1e-6)
     assert guarantee(dpk.gaussian(sigma=scale), 1.0).repeat(25).advantage() <= 0.1
     mu = ndtri(0.05) - ndtri(0.01)
-    made = calibrate.composed(Gaussian(1.0), true_positive_rate=(0.01, 0.05), count=4, sensitivity=3.0)
-    assert made.noise.sigma == pytest.approx(6 / mu, rel=1e-6)
-    assert guarantee(made).repeat(4).true_positive_rate(0.01) <= 0.05
+    calibrated = calibrate.composed(Gaussian(1.0), true_positive_rate=(0.01, 0.05), count=4, sensitivity=3.0)
+    assert calibrated.noise.sigma == pytest.approx(6 / mu, rel=1e-6)
+    assert guarantee(calibrated).repeat(4).true_positive_rate(0.01) <= 0.05
 
 
 @pytest.mark.parametrize(
@@ -75,18 +75,18 @@ def test_limits_that_floats_do_not_resolve_are_refused():
 
 @pytest.mark.lengthy
 def test_all_noise_is_scaled_by_one_factor():
-    made = guarantee(dpk.laplace(epsilon=1.0)).compose(guarantee(dpk.gaussian(sigma=1.0), 1.0)).repeat(3)
-    factor = calibrate.noise_scale_factor(made, advantage=0.1)
+    composed = guarantee(dpk.laplace(epsilon=1.0)).compose(guarantee(dpk.gaussian(sigma=1.0), 1.0)).repeat(3)
+    factor = calibrate.noise_scale_factor(composed, advantage=0.1)
     own = guarantee(dpk.laplace(epsilon=1 / factor)).compose(guarantee(dpk.gaussian(sigma=factor), 1.0)).repeat(3)
     assert 0.0999 < own.advantage() <= 0.1 + 1e-9
 
 
 @pytest.mark.lengthy
 def test_local_budgets():
-    made = calibrate.composed_budget(dpk.piecewise, advantage=0.1, count=5, lower=0.0, upper=1.0)
-    assert 0.0999 < guarantee(made).repeat(5).advantage() <= 0.1
-    made = calibrate.composed_budget(dpk.laplace, true_positive_rate=(0.01, 0.02), count=5, sensitivity=2.0)
-    assert 0.01999 < guarantee(made).repeat(5).true_positive_rate(0.01) <= 0.02
+    calibrated = calibrate.composed_budget(dpk.piecewise, advantage=0.1, count=5, lower=0.0, upper=1.0)
+    assert 0.0999 < guarantee(calibrated).repeat(5).advantage() <= 0.1
+    calibrated = calibrate.composed_budget(dpk.laplace, true_positive_rate=(0.01, 0.02), count=5, sensitivity=2.0)
+    assert 0.01999 < guarantee(calibrated).repeat(5).true_positive_rate(0.01) <= 0.02
     with pytest.raises(ValueError, match=r"^advantage: 1e-05; these reports"):
         calibrate.composed_budget(dpk.piecewise, advantage=1e-5, count=5, lower=0.0, upper=1.0)
 
@@ -94,8 +94,8 @@ def test_local_budgets():
 @pytest.mark.lengthy
 def test_shuffled_reports():
     for limit in ({"advantage": 0.02}, {"true_positive_rate": (0.01, 0.012)}):
-        made = calibrate.shuffled(dpk.piecewise, n=1000, lower=0.0, upper=1.0, **limit)
-        reports = shuffled(dpk.exact_sampler(made), 1000)
+        calibrated = calibrate.shuffled(dpk.piecewise, n=1000, lower=0.0, upper=1.0, **limit)
+        reports = shuffled(dpk.exact_sampler(calibrated), 1000)
         risk = reports.advantage() if "advantage" in limit else reports.true_positive_rate(0.01)
         most = limit["advantage"] if "advantage" in limit else limit["true_positive_rate"][1]
         assert 0.99 * most < risk <= most

@@ -122,9 +122,9 @@ def test_response_n_fold_is_kairouz(eps0, n):
 @pytest.mark.parametrize("n", [2, 10, 100])
 def test_lattices_never_pass_as_smooth(n):
     """Many atoms with spread mass between: what is returned is within the bracket, to its own precision."""
-    made = guarantee(Additive(Laplace(10.0)), 1.0).repeat(n)
-    low, high = made.bracket(epsilon=0.05 * n)
-    assert low <= made.estimate_delta(0.05 * n) <= high * (1 + 1e-7)
+    composed = guarantee(Additive(Laplace(10.0)), 1.0).repeat(n)
+    low, high = composed.bracket(epsilon=0.05 * n)
+    assert low <= composed.estimate_delta(0.05 * n) <= high * (1 + 1e-7)
 
 
 # Another way: one report's exact profile, averaged over the other's loss in 30 digits
@@ -209,16 +209,16 @@ def test_different_mechanisms_by_enumeration():
 @pytest.mark.thorough
 def test_independent_infinite_losses_add_up():
     """Truncated noise: 1 - (1 - m)^n is never less than delta, however large eps is."""
-    made = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1).repeat(50)
+    composed = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1).repeat(50)
     one = float(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0).mass(-3.0, -2.9))
     certain = -math.expm1(50 * math.log1p(-one))
-    assert made.estimate_delta(60.0) == pytest.approx(certain, rel=1e-9)
-    low, high = made.bracket(epsilon=60.0)
+    assert composed.estimate_delta(60.0) == pytest.approx(certain, rel=1e-9)
+    low, high = composed.bracket(epsilon=60.0)
     assert low <= certain * (1 + 1e-12)
     assert certain * (1 - 1e-12) <= high
     assert high - low <= 1e-6 * high
-    assert made.estimate_epsilon(0.9 * certain) == math.inf
-    assert made.bracket(delta=0.9 * certain) == (math.inf, math.inf)
+    assert composed.estimate_epsilon(0.9 * certain) == math.inf
+    assert composed.bracket(delta=0.9 * certain) == (math.inf, math.inf)
 
 
 # Laws of composition
@@ -276,14 +276,14 @@ def test_sampling_everything_changes_nothing(made):
 
 @pytest.mark.thorough
 def test_samples_reveal_less_and_one_sample_is_amplified():
-    made = gaussian(2.0)
-    rates = [made.subsample(rate).repeat(50).estimate_epsilon(1e-6) for rate in (0.05, 0.3, 1.0)]
+    mechanism = gaussian(2.0)
+    rates = [mechanism.subsample(rate).repeat(50).estimate_epsilon(1e-6) for rate in (0.05, 0.3, 1.0)]
     assert rates == sorted(rates)
-    assert rates[-1] == pytest.approx(made.repeat(50).estimate_epsilon(1e-6), rel=1e-8)
+    assert rates[-1] == pytest.approx(mechanism.repeat(50).estimate_epsilon(1e-6), rel=1e-8)
     # One report: eps' = log(1 + r (e^eps - 1)) at r delta, of record added and removed the larger.
     rate, eps = 0.3, 0.8
-    delta = rate * made.estimate_delta(eps)
-    low, high = made.subsample(rate).bracket(delta=delta)
+    delta = rate * mechanism.estimate_delta(eps)
+    low, high = mechanism.subsample(rate).bracket(delta=delta)
     assert low <= math.log1p(rate * math.expm1(eps)) * (1 + 1e-9)
     assert math.log1p(rate * math.expm1(eps)) * (1 - 1e-9) <= high
 
@@ -352,23 +352,23 @@ def test_nothing_is_left_at_an_infinite_epsilon():
 
 @pytest.mark.parametrize("delta", [0.3, 1e-3, 1e-9, 1e-30])
 def test_eps_of_few_joint_outcomes_is_where_delta_is_met(delta):
-    made = guarantee(dpk.piecewise(epsilon=0.5, lower=0.0, upper=1.0)).repeat(20)
-    eps = made.estimate_epsilon(delta)
-    low, high = made.bracket(delta=delta)
+    composed = guarantee(dpk.piecewise(epsilon=0.5, lower=0.0, upper=1.0)).repeat(20)
+    eps = composed.estimate_epsilon(delta)
+    low, high = composed.bracket(delta=delta)
     assert low <= eps <= high
-    assert made.estimate_delta(eps) == pytest.approx(delta, rel=1e-11)
-    assert made.estimate_epsilon(min(1.01 * made.estimate_delta(0.0), 0.99)) == 0.0
-    assert made.estimate_delta(1e9) == 0.0
+    assert composed.estimate_delta(eps) == pytest.approx(delta, rel=1e-11)
+    assert composed.estimate_epsilon(min(1.01 * composed.estimate_delta(0.0), 0.99)) == 0.0
+    assert composed.estimate_delta(1e9) == 0.0
 
 
 @pytest.mark.parametrize(("budget", "count", "delta"), [(10.0, 73, 1e-6), (5.0, 150, 0.5), (20.0, 40, 1e-6)])
 def test_few_joint_outcomes_have_losses_whose_exponentials_overflow(budget, count, delta):
-    made = guarantee(randomised_response(budget)).repeat(count)
-    low, high = made.bracket(delta=delta)
-    assert low <= made.estimate_epsilon(delta) <= high
-    assert made.compose(guarantee(randomised_response(0.1))).estimate_epsilon(delta) >= low
-    assert made.estimate_delta(0.0) <= 1.0
-    assert made.estimate_delta(count * budget + 1e-9) == 0.0
+    composed = guarantee(randomised_response(budget)).repeat(count)
+    low, high = composed.bracket(delta=delta)
+    assert low <= composed.estimate_epsilon(delta) <= high
+    assert composed.compose(guarantee(randomised_response(0.1))).estimate_epsilon(delta) >= low
+    assert composed.estimate_delta(0.0) <= 1.0
+    assert composed.estimate_delta(count * budget + 1e-9) == 0.0
 
 
 @pytest.mark.lengthy

@@ -72,8 +72,8 @@ class Release:
 
 def check(name, scale, rate, count, delta):
     mechanism = dpk.gaussian(sigma=scale) if name == "gaussian" else dpk.laplace(epsilon=1 / scale)
-    made = guarantee(mechanism, 1.0).subsample(rate).repeat(count)
-    eps = made.estimate_epsilon(delta)
+    composed = guarantee(mechanism, 1.0).subsample(rate).repeat(count)
+    eps = composed.estimate_epsilon(delta)
     if eps > 0:
         both = [Release(name, scale, rate, removed) for removed in (False, True)]
         rounding = 4 * np.spacing(eps)  # Next to the largest losses, that of eps itself counts.
@@ -81,7 +81,7 @@ def check(name, scale, rate, count, delta):
         # The density of Laplace noise has kinks, next to which tails this small lose digits.
         allowed = (5e-7 if name == "laplace" and delta < 1e-9 else 1e-9) * exact + (high - low)
         assert abs(exact - delta) <= allowed
-        assert abs(made.estimate_delta(eps) - exact) <= allowed
+        assert abs(composed.estimate_delta(eps) - exact) <= allowed
 
 
 CASES = [(0.7, 0.01), (1.0, 0.01), (0.5, 0.1), (2.0, 0.3), (0.7, 0.8), (0.5, 0.001), (5.0, 0.1), (5.0, 0.001)]

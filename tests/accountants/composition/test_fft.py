@@ -50,17 +50,17 @@ def test_three_losses_by_enumeration(n, share):
     p = np.array([high, 1 - high - high * math.exp(-loss), high * math.exp(-loss)])
     eps = share * n * loss
     exact = three_losses(p, loss, n, eps)
-    made = guarantee(discrete_pair(p, p[::-1])).repeat(n)
-    assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
-    assert made.estimate_epsilon(exact) == pytest.approx(eps, rel=1e-12)
+    composed = guarantee(discrete_pair(p, p[::-1])).repeat(n)
+    assert composed.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
+    assert composed.estimate_epsilon(exact) == pytest.approx(eps, rel=1e-12)
 
 
 def test_windowed_reports_are_three_losses():
-    made = guarantee(dpk.piecewise(epsilon=1.0, **UNIT)).repeat(30)
+    composed = guarantee(dpk.piecewise(epsilon=1.0, **UNIT)).repeat(30)
     m = dpk.piecewise(epsilon=1.0, **UNIT)
     inside = m.width * (m.level + m.height)
     p = np.array([inside, 1 - inside * (1 + math.exp(-1.0)), inside * math.exp(-1.0)])
-    assert made.estimate_delta(9.3) == pytest.approx(three_losses(p, 1.0, 30, 9.3), rel=1e-12)
+    assert composed.estimate_delta(9.3) == pytest.approx(three_losses(p, 1.0, 30, 9.3), rel=1e-12)
 
 
 def counted(p, losses, n, eps):
@@ -84,9 +84,9 @@ def test_samples_of_three_losses_by_enumeration(n, rate):
     ways = [(one, np.log(one / other)) for one, other in ((sampled, p[::-1]), (p[::-1], sampled))]
     eps = 0.4 * max(losses.max() for _, losses in ways) * min(n, 9)
     exact = max(counted(one, losses, n, eps) for one, losses in ways)
-    made = guarantee(discrete_pair(p, p[::-1])).subsample(rate).repeat(n)
-    assert made.estimate_delta(eps) == pytest.approx(exact, rel=3e-12)
-    assert made.estimate_epsilon(exact) == pytest.approx(eps, rel=3e-12)
+    composed = guarantee(discrete_pair(p, p[::-1])).subsample(rate).repeat(n)
+    assert composed.estimate_delta(eps) == pytest.approx(exact, rel=3e-12)
+    assert composed.estimate_epsilon(exact) == pytest.approx(eps, rel=3e-12)
 
 
 COUNTED = [
@@ -137,10 +137,10 @@ def test_derivatives_of_three_losses_far_apart_in_32_bits():
 @pytest.mark.parametrize("count", [2, 5, 30])
 def test_noise_next_to_its_largest_losses(count):
     """Whatever tilt a saddle far out asks for: deltas down to what only the largest losses reach, and below."""
-    made = guarantee(dpk.laplace(epsilon=0.5)).repeat(count)
+    composed = guarantee(dpk.laplace(epsilon=0.5)).repeat(count)
     for delta in 10.0 ** -np.arange(3.0, 12.5):
-        low, high = made.bracket(delta=delta)
-        assert low * (1 - 1e-4) <= made.estimate_epsilon(delta) <= high * (1 + 1e-4)
+        low, high = composed.bracket(delta=delta)
+        assert low * (1 - 1e-4) <= composed.estimate_epsilon(delta) <= high * (1 + 1e-4)
 
 
 @jax.jit
@@ -151,13 +151,13 @@ def three_of(made):
 @pytest.mark.thorough
 def test_equal_losses_of_two_parts_are_one():
     """A hybrid's windows and points have the same largest loss, in other nodes."""
-    made = guarantee(dpk.hybrid(epsilon=1.2, **UNIT)).subsample(0.11).repeat(22)
+    composed = guarantee(dpk.hybrid(epsilon=1.2, **UNIT)).subsample(0.11).repeat(22)
     exact = []
     with jax.enable_x64(True):
-        for reports, alone in three_of(as_float64(made)):
+        for reports, alone in three_of(as_float64(composed)):
             assert bool(alone)
             exact.append(counted(np.asarray(reports.mass), np.asarray(reports.loss), 22, 1.0))
-    assert made.estimate_delta(1.0) == pytest.approx(max(exact), rel=1e-11)
+    assert composed.estimate_delta(1.0) == pytest.approx(max(exact), rel=1e-11)
 
 
 @pytest.mark.thorough
@@ -444,10 +444,10 @@ def test_a_traced_threshold_of_recycled_noise(x64):
 
 @pytest.mark.thorough
 def test_where_no_contour_and_no_narrow_bracket_is_there_is_a_value():
-    made = guarantee(dpk.hybrid(epsilon=2.29, **UNIT)).repeat(10)
-    assert made.estimate_delta(22.94) < 1e-15  # Above ten times 2.29.
-    low, high = made.bracket(delta=1e-6)
-    assert low <= made.estimate_epsilon(1e-6) <= high
+    composed = guarantee(dpk.hybrid(epsilon=2.29, **UNIT)).repeat(10)
+    assert composed.estimate_delta(22.94) < 1e-15  # Above ten times 2.29.
+    low, high = composed.bracket(delta=1e-6)
+    assert low <= composed.estimate_epsilon(1e-6) <= high
 
 
 @pytest.mark.lengthy
@@ -457,23 +457,23 @@ def test_where_no_contour_and_no_narrow_bracket_is_there_is_a_value():
 )
 def test_few_samples_whose_losses_crowd_at_one_end(scale, rate, count, eps):
     """Nodes within a step of an atom are no density: read as one, these were off by 3e-4 to 0.04."""
-    made = guarantee(dpk.Additive(dpk.Laplace(scale), 1.0)).subsample(rate).repeat(count)
-    low, high = made.bracket(epsilon=eps)
-    assert low * (1 - 1e-3) <= made.estimate_delta(eps) <= high * (1 + 1e-4)
+    composed = guarantee(dpk.Additive(dpk.Laplace(scale), 1.0)).subsample(rate).repeat(count)
+    low, high = composed.bracket(epsilon=eps)
+    assert low * (1 - 1e-3) <= composed.estimate_delta(eps) <= high * (1 + 1e-4)
 
 
 def off_the_bracket(random):
     """By how much delta is outside, at places within three steps of the largest loss of one or two samples."""
     scale, rate = 10 ** random.uniform(-2.2, -0.3), 10 ** random.uniform(-3, -0.5)
     count, many = int(random.integers(2, 12)), int(random.integers(1, 3))
-    made = guarantee(dpk.Additive(dpk.Laplace(scale), 1.0)).subsample(rate).repeat(count)
+    composed = guarantee(dpk.Additive(dpk.Laplace(scale), 1.0)).subsample(rate).repeat(count)
     low, top = np.log1p(rate * np.expm1([-1 / scale, 1 / scale]))
     step = count * (top - low) / 4096
     for shift in (-2.0, -0.7, -0.3, 0.2, 0.5, 0.9, 1.7, 3.0) if many < count else ():
         eps = float(many * top + (count - many) * low + shift * step)
-        least, most = made.bracket(epsilon=max(eps, 0.0))
+        least, most = composed.bracket(epsilon=max(eps, 0.0))
         if most > 1e-13:
-            value = made.estimate_delta(max(eps, 0.0))
+            value = composed.estimate_delta(max(eps, 0.0))
             yield max(least / value, value / most, 1.0) - 1
 
 
@@ -489,8 +489,8 @@ def test_few_samples_next_to_the_largest_losses_of_so_many():
 
 def test_an_infinite_loss_is_no_atom_at_0():
     """Against quadrature in 30 digits; where what is next to 0 was taken for an atom's, it was 5e-7 low."""
-    made = guarantee(Additive(Reweighted(Laplace(1.0), -6.0, 6.0, 0.0), 1.0)).repeat(2)
-    assert made.estimate_delta(1.0) == pytest.approx(0.244648117441945936, rel=5e-8)
+    composed = guarantee(Additive(Reweighted(Laplace(1.0), -6.0, 6.0, 0.0), 1.0)).repeat(2)
+    assert composed.estimate_delta(1.0) == pytest.approx(0.244648117441945936, rel=5e-8)
 
 
 @pytest.mark.thorough
@@ -520,42 +520,42 @@ def test_an_infinite_eps_leaves_infinite_losses(x64, kernel):
     for noise in (kernel, Reweighted(kernel, -4.0, 4.0, 0.0)):
         m = Additive(noise, 1.0)
         delta = 1 - (1 - accountants.delta(m, np.inf)) ** 5
-        made = guarantee(m).repeat(5)
-        assert made.estimate_delta(np.inf) == pytest.approx(delta, rel=1e-12)
-        value, slope = jax.value_and_grad(made.delta)(jnp.float64(np.inf))
+        composed = guarantee(m).repeat(5)
+        assert composed.estimate_delta(np.inf) == pytest.approx(delta, rel=1e-12)
+        value, slope = jax.value_and_grad(composed.delta)(jnp.float64(np.inf))
         assert (float(value), float(slope)) == (pytest.approx(delta, rel=1e-12), 0.0)
 
 
 @pytest.mark.thorough
 def test_staircases_that_cross_at_many_steps_are_not_cut_short():
     noise = Reweighted(Staircase(0.9993, 0.0537, 0.3162), -0.139, 5.235, 0.0051)
-    made = guarantee(Additive(noise, 1.0)).repeat(2)
+    composed = guarantee(Additive(noise, 1.0)).repeat(2)
     for eps in (36.0, 40.0):
-        low, high = made.bracket(epsilon=eps)
-        assert low * (1 - 1e-6) <= made.estimate_delta(eps) <= high * (1 + 1e-6)
+        low, high = composed.bracket(epsilon=eps)
+        assert low * (1 - 1e-6) <= composed.estimate_delta(eps) <= high * (1 + 1e-6)
 
 
 @pytest.mark.thorough
 def test_numbers_of_32_bits_where_there_are_64(x64):
-    made = guarantee(Additive(Laplace(2.0), 1.0)).repeat(5)
-    assert float(made.estimate_delta(jnp.float32(1.0))) == pytest.approx(made.estimate_delta(1.0), rel=1e-5)
+    composed = guarantee(Additive(Laplace(2.0), 1.0)).repeat(5)
+    assert float(composed.estimate_delta(jnp.float32(1.0))) == pytest.approx(composed.estimate_delta(1.0), rel=1e-5)
     counted = jax.jit(lambda n: guarantee(Additive(Laplace(2.0), 1.0)).repeat(n).estimate_delta(jnp.float32(1.0)))
-    assert float(counted(5.0)) == pytest.approx(made.estimate_delta(1.0), rel=1e-5)
+    assert float(counted(5.0)) == pytest.approx(composed.estimate_delta(1.0), rel=1e-5)
 
 
 @pytest.mark.thorough
 def test_signs_that_are_equal_next_to_0(x64):
     """Against a distribution of losses connected at steps of 1e-5; an atom next to no loss made it 1e-5 high."""
     noise = Reweighted(Gaussian(0.6389767496280642), -5.0, 3.0, 0.6721150601904602)
-    made = guarantee(Additive(noise, 1.0)).subsample(0.023269633137062935).repeat(174)
-    assert made.estimate_epsilon(0.0020795228139002257) == pytest.approx(3.5946547, rel=3e-8)
+    composed = guarantee(Additive(noise, 1.0)).subsample(0.023269633137062935).repeat(174)
+    assert composed.estimate_epsilon(0.0020795228139002257) == pytest.approx(3.5946547, rel=3e-8)
 
 
 @pytest.mark.thorough
 def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
-    made = guarantee(Additive(Reweighted(Laplace(1.0), -9.0, 9.0, 0.0)), 1.0).repeat(5)
-    assert made.estimate_epsilon(1e-9) == np.inf
-    assert float(made.estimate_epsilon(jnp.float64(1e-9))) == np.inf
+    composed = guarantee(Additive(Reweighted(Laplace(1.0), -9.0, 9.0, 0.0)), 1.0).repeat(5)
+    assert composed.estimate_epsilon(1e-9) == np.inf
+    assert float(composed.estimate_epsilon(jnp.float64(1e-9))) == np.inf
     huge = guarantee(Additive(Gaussian(1e6)), 1.0).subsample(0.5).repeat(1 << 40)
     with pytest.raises(ConvergenceError, match=r"^delta: "):
         huge.estimate_epsilon(1e-6)
@@ -569,12 +569,12 @@ def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
 @pytest.mark.parametrize("first", ["plain", "jax"])
 def test_both_precisions_in_one_process(first):
     """Eps in 32 bits is that of 64 but for its rounding: it is never below by what it did not find."""
-    made = guarantee(Additive(Laplace(1.0), 1.0)).repeat(10)
+    composed = guarantee(Additive(Laplace(1.0), 1.0)).repeat(10)
     jax.clear_caches()
     deltas = np.float32([1e-4, 1e-6])
     ways = {
-        "plain": lambda: [made.estimate_epsilon(float(delta)) for delta in deltas],
-        "jax": lambda: [float(made.estimate_epsilon(jnp.float32(delta))) for delta in deltas],
+        "plain": lambda: [composed.estimate_epsilon(float(delta)) for delta in deltas],
+        "jax": lambda: [float(composed.estimate_epsilon(jnp.float32(delta))) for delta in deltas],
     }
     found = {way: ways[way]() for way in (first, *ways)}
     np.testing.assert_allclose(found["jax"], found["plain"], rtol=2e-6)
@@ -606,8 +606,8 @@ def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
     ("rate", "count", "delta"), [(1e-6, 32, 1e-10), (1e-4, 2, 1e-6), (1e-6, 2, 1e-10), (1e-6, 33, 1e-6)]
 )
 def test_values_of_tiny_samples_are_not_below_their_bracket(rate, count, delta):
-    made = guarantee(dpk.gaussian(sigma=1.0, sensitivity=1.0)).subsample(rate).repeat(count)
-    low, high = made.bracket(delta=delta)
-    assert low <= made.epsilon(delta) <= high
+    composed = guarantee(dpk.gaussian(sigma=1.0, sensitivity=1.0)).subsample(rate).repeat(count)
+    low, high = composed.bracket(delta=delta)
+    assert low <= composed.epsilon(delta) <= high
     eps = max(low, 1e-9)
-    assert made.bracket(epsilon=eps)[0] <= made.delta(eps) <= made.bracket(epsilon=eps)[1]
+    assert composed.bracket(epsilon=eps)[0] <= composed.delta(eps) <= composed.bracket(epsilon=eps)[1]

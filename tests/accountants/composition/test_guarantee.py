@@ -53,13 +53,13 @@ def test_gradients_against_differences(x64, name):
 
 @pytest.mark.thorough
 def test_gradients_in_the_budget(x64):
-    made = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
-    eps = made.epsilon(1e-6)
-    d_eps = float(jax.grad(lambda d: made.epsilon(d))(jnp.float64(1e-6)))
-    d_delta = float(jax.grad(lambda e: made.delta(e))(jnp.float64(eps)))
+    composed = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
+    eps = composed.epsilon(1e-6)
+    d_eps = float(jax.grad(lambda d: composed.epsilon(d))(jnp.float64(1e-6)))
+    d_delta = float(jax.grad(lambda e: composed.delta(e))(jnp.float64(eps)))
     assert d_eps * d_delta == pytest.approx(1.0, rel=1e-7)
     h = 1e-4
-    assert d_delta == pytest.approx((made.delta(eps + h) - made.delta(eps - h)) / (2 * h), rel=1e-6)
+    assert d_delta == pytest.approx((composed.delta(eps + h) - composed.delta(eps - h)) / (2 * h), rel=1e-6)
 
 
 @pytest.mark.thorough
@@ -79,14 +79,14 @@ def test_other_parameters_do_not_compile_again(x64):
 
 
 def test_kinds_and_shapes():
-    made = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
-    assert type(made.delta(1.0)) is type(made.epsilon(1e-6)) is type(made.renyi(2.0)) is float
-    found = made.delta(np.ones((5, 2)))
-    assert found.shape == (5, 2)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, made.delta(1.0), rtol=1e-12)
-    assert float(made.delta(jnp.float32(1.0))) == pytest.approx(made.delta(1.0), rel=1e-3)
-    assert made.epsilon(0.999) == 0.0
+    composed = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
+    assert type(composed.delta(1.0)) is type(composed.epsilon(1e-6)) is type(composed.renyi(2.0)) is float
+    delta = composed.delta(np.ones((5, 2)))
+    assert delta.shape == (5, 2)
+    assert delta.dtype == np.float64
+    np.testing.assert_allclose(delta, composed.delta(1.0), rtol=1e-12)
+    assert float(composed.delta(jnp.float32(1.0))) == pytest.approx(composed.delta(1.0), rel=1e-3)
+    assert composed.epsilon(0.999) == 0.0
 
 
 # Values
@@ -121,8 +121,8 @@ def test_json_round_trip(name):
 
 
 def forged(change):
-    form = json.loads(guarantee(Additive(Gaussian(2.0)), 1.0).repeat(3).to_json())
-    return change(form) or form
+    payload = json.loads(guarantee(Additive(Gaussian(2.0)), 1.0).repeat(3).to_json())
+    return change(payload) or payload
 
 
 FORGED = {
@@ -163,10 +163,10 @@ def test_a_type_that_is_no_name_is_shown():
 
 
 def forged_table(change):
-    form = guarantee(OF_TABLES).to_dict()
-    values = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["window"]["shape"]["values"]["tuple"]
+    payload = guarantee(OF_TABLES).to_dict()
+    values = payload["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["window"]["shape"]["values"]["tuple"]
     values[:] = change(np.array(values)).tolist()
-    return form
+    return payload
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_forged_tables_are_refused(change):
 
 
 def forged_window(**changes):
-    form = guarantee(dpk.composite("sine", epsilon=2.0, width=0.5, lower=0.0, upper=1.0)).to_dict()
-    form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(changes)
-    return form
+    payload = guarantee(dpk.composite("sine", epsilon=2.0, width=0.5, lower=0.0, upper=1.0)).to_dict()
+    payload["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(changes)
+    return payload
 
 
 @pytest.mark.parametrize("change", [{"width": 2.0}, {"relative_height": 0.0}, {"apart": 1.6}, {"centre": 0.1}])
@@ -304,8 +304,8 @@ def test_guarantees_of_a_pair_of_laws():
     """As the docstring of ``guarantee`` promises."""
     from accountants.dominating_pairs.discrete import Atoms
 
-    made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
-    assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
+    composed = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
+    assert composed.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
 
 
 SAVED = (

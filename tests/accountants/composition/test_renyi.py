@@ -28,8 +28,8 @@ SAMPLED = {"gaussian": Gaussian(1.0), "narrow": Gaussian(0.2), "laplace": Laplac
 
 def test_the_mass_of_large_orders_is_far_out():
     """The integration stopped 18 sigma beyond the means: order 64 was 11.175."""
-    made = guarantee(Additive(Gaussian(1.0)), 1.0).subsample(0.01)
-    np.testing.assert_allclose(made.renyi([32.0, 64.0]), [11.2462759370483, 27.3217318745525], rtol=1e-12)
+    sampled = guarantee(Additive(Gaussian(1.0)), 1.0).subsample(0.01)
+    np.testing.assert_allclose(sampled.renyi([32.0, 64.0]), [11.2462759370483, 27.3217318745525], rtol=1e-12)
     recycled = guarantee(Additive(Reweighted(Gaussian(1.0), -2.0, 2.0, 0.5)), 1.0)
     assert recycled.renyi(32.0) == pytest.approx(15.9783827654446, rel=1e-12)
 
@@ -95,8 +95,8 @@ def test_the_divergence_of_narrow_laplace_noise_is_the_closed_form(ratio):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", [*LAWS, *GENERAL])
 def test_every_noise(name, order):
-    made = Additive((LAWS | GENERAL)[name])
-    close(guarantee(made, 1.0).renyi(order), exact_renyi(made, order))
+    mechanism = Additive((LAWS | GENERAL)[name])
+    close(guarantee(mechanism, 1.0).renyi(order), exact_renyi(mechanism, order))
 
 
 @pytest.mark.slow
@@ -104,9 +104,9 @@ def test_every_noise(name, order):
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 @pytest.mark.parametrize("name", SAMPLED)
 def test_every_sample(name, adjacency, order):
-    made = Additive(SAMPLED[name])
-    value = guarantee(made, 1.0).subsample(0.01, adjacency).renyi(order)
-    close(value, exact_renyi(made, order, 1.0, 0.01, adjacency))
+    mechanism = Additive(SAMPLED[name])
+    value = guarantee(mechanism, 1.0).subsample(0.01, adjacency).renyi(order)
+    close(value, exact_renyi(mechanism, order, 1.0, 0.01, adjacency))
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_windows(name, order):
 @pytest.mark.parametrize("sigma", [0.03, 1.0, 1e3])
 def test_sampled_gaussians_at_integer_orders(sigma, order):
     """The whole sample at rate 1 in closed form, by the general quadrature."""
-    made = guarantee(Additive(Gaussian(sigma)), 1.0).subsample(1.0)
-    assert made.renyi(order) == pytest.approx(order / (2 * sigma**2), rel=1e-10)
+    sampled = guarantee(Additive(Gaussian(sigma)), 1.0).subsample(1.0)
+    assert sampled.renyi(order) == pytest.approx(order / (2 * sigma**2), rel=1e-10)
 
 
 @pytest.mark.parametrize("rate", [1e-6, 0.01, 0.5])

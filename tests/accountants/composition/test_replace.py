@@ -147,11 +147,11 @@ PEER = {
 def test_sampled_gaussian_against_another_library(at):
     sigma, rate, n, delta = at
     made, (low, high) = replaced(Gaussian(sigma), rate, n), PEER[at]
-    found = made.estimate_epsilon(delta)
-    assert low <= found <= high
-    assert found == pytest.approx(high, rel=1e-5), "their upper end is the near one"
+    epsilon = made.estimate_epsilon(delta)
+    assert low <= epsilon <= high
+    assert epsilon == pytest.approx(high, rel=1e-5), "their upper end is the near one"
     below, above = made.bracket(delta=delta)
-    assert below <= found <= above
+    assert below <= epsilon <= above
 
 
 @pytest.mark.thorough
@@ -208,8 +208,8 @@ def test_one_report_of_a_bounded_mechanism_is_amplified(name):
 def test_reports_of_two_points_bound_every_choice_of_records():
     """Three records of three reports, each an input at either end, without and with either record."""
     rate, n, eps = 0.4, 3, 0.3
-    one = dpk.duchi(epsilon=0.7, **UNIT)
-    p = dominating_pairs(one)[0].p
+    mechanism = dpk.duchi(epsilon=0.7, **UNIT)
+    p = dominating_pairs(mechanism)[0].p
     ends = np.array([p, p[::-1]])
     choices = [
         ((1 - rate) * ends[rest] + rate * ends[a], (1 - rate) * ends[rest] + rate * ends[1 - a])
@@ -220,18 +220,18 @@ def test_reports_of_two_points_bound_every_choice_of_records():
         return [np.multiply.outer(np.multiply.outer(x, y), z).ravel() for x, y, z in zip(*chosen, strict=True)]
 
     largest = max(stick(*all_of(chosen), eps) for chosen in product(choices, repeat=n))
-    made = guarantee(one).subsample(rate, "replace").repeat(n)
-    low, high = made.bracket(epsilon=eps)
-    added = guarantee(one).subsample(rate).repeat(n).bracket(epsilon=eps)
+    composed = guarantee(mechanism).subsample(rate, "replace").repeat(n)
+    low, high = composed.bracket(epsilon=eps)
+    added = guarantee(mechanism).subsample(rate).repeat(n).bracket(epsilon=eps)
     assert largest <= high
     assert added[0] <= low
     assert high - low <= 1e-3 * high
 
 
 def test_the_precise_value_of_windows_is_in_the_bracket():
-    made = guarantee(ALL["sine-1"]).subsample(0.3, "replace").repeat(50)
-    low, high = made.bracket(delta=1e-5)
-    assert low <= made.estimate_epsilon(1e-5) <= high
+    composed = guarantee(ALL["sine-1"]).subsample(0.3, "replace").repeat(50)
+    low, high = composed.bracket(delta=1e-5)
+    assert low <= composed.estimate_epsilon(1e-5) <= high
     assert high - low <= 1e-4 * high
 
 
@@ -275,10 +275,10 @@ def test_json_keeps_the_adjacency(noise):
 
 
 def forged(change):
-    form = replaced(DiscreteLaplace(1.7, 1.0, 12), 0.25).to_dict()
-    term = form["guarantee"]["terms"]["tuple"][0]
+    payload = replaced(DiscreteLaplace(1.7, 1.0, 12), 0.25).to_dict()
+    term = payload["guarantee"]["terms"]["tuple"][0]
     change(term, term["pairs"]["tuple"][0])
-    return form
+    return payload
 
 
 @pytest.mark.parametrize(
@@ -349,6 +349,6 @@ def test_a_window_at_two_inputs_of_the_users_own_is_composed_both_ways():
 @pytest.mark.parametrize("kernel", [Gaussian(0.9), Laplace(0.9)])
 def test_a_bracket_of_noise_whose_density_jumps(kernel):
     """Panels without width at a knot would be evaluated on its other side."""
-    made = guarantee(Additive(Reweighted(kernel, -2.6, 2.6, 0.3), 1.0)).subsample(0.5, "replace")
-    low, high = made.bracket(epsilon=0.3)
-    assert low <= made.estimate_delta(0.3) <= high < 1.001 * low
+    sampled = guarantee(Additive(Reweighted(kernel, -2.6, 2.6, 0.3), 1.0)).subsample(0.5, "replace")
+    low, high = sampled.bracket(epsilon=0.3)
+    assert low <= sampled.estimate_delta(0.3) <= high < 1.001 * low

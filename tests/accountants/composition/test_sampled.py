@@ -198,14 +198,14 @@ def masses_of_steps(law, shift, D, cells=4000):
 def test_steps_are_summed_one_by_one(adjacency, rate):
     law, D = SYMMETRIC["staircase-0.3"], 1.3
     f, up, down = (masses_of_steps(law, shift, D, 400) for shift in (0.0, D, -D))
-    made = guarantee(Additive(law), D).subsample(rate, adjacency)
+    sampled = guarantee(Additive(law), D).subsample(rate, adjacency)
     for eps in (0.0, 0.02, 0.4):
         if adjacency == "replace":
             pairs = [((1 - rate) * f + rate * up, (1 - rate) * f + rate * down)]
         else:
             pairs = [(rate * up + (1 - rate) * f, f), (f, rate * up + (1 - rate) * f)]
         exact = max(np.maximum(p - math.exp(eps) * q, 0.0).sum() for p, q in pairs)
-        assert made.delta(eps) == pytest.approx(exact, rel=1e-10, abs=1e-14)
+        assert sampled.delta(eps) == pytest.approx(exact, rel=1e-10, abs=1e-14)
 
 
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
@@ -238,8 +238,8 @@ def test_numbers_that_another_library_prints():
             a, r = mpf(D) / mpf(sigma), mpf(rate)
             at = mp.log1p(mp.expm1(mpf(eps)) / r)
             exact = r * (mp.ncdf(a / 2 - at / a) - mp.exp(at) * mp.ncdf(-a / 2 - at / a))
-        found = guarantee(Additive(Gaussian(sigma)), D).subsample(rate).delta(eps)
-        assert exact <= found <= exact * (1 + mpf("1e-12"))
+        delta = guarantee(Additive(Gaussian(sigma)), D).subsample(rate).delta(eps)
+        assert exact <= delta <= exact * (1 + mpf("1e-12"))
 
 
 # Noise much wider than the sensitivity, small rates, large budgets
@@ -261,8 +261,8 @@ HARD = [
 def test_far_from_ordinary_parameters(case, adjacency):
     law, D, rate, eps = HARD[case]
     exact = added_or_removed(law, D, rate, eps) if adjacency == "add_remove" else replaced(law, D, rate, eps)
-    found = guarantee(Additive(law), D).subsample(rate, adjacency).delta(eps)
-    check(found, exact, 1e-11 if isinstance(law, Gaussian) else 1e-6)
+    delta = guarantee(Additive(law), D).subsample(rate, adjacency).delta(eps)
+    check(delta, exact, 1e-11 if isinstance(law, Gaussian) else 1e-6)
 
 
 # Bounded mechanisms and pairs
@@ -337,11 +337,15 @@ def test_all_of_the_data_is_no_sample():
     "law", [Gaussian(2.3), Laplace(0.7), SYMMETRIC["recycled-gaussian"]], ids=["gaussian", "laplace", "recycled"]
 )
 def test_epsilon_is_where_delta_is_reached(law, adjacency):
-    made = guarantee(Additive(law), 1.1).subsample(0.3, adjacency)
+    sampled = guarantee(Additive(law), 1.1).subsample(0.3, adjacency)
     for delta in (1e-8, 1e-4, 0.03):
-        eps = made.epsilon(delta)
-        assert made.delta(eps) <= delta
-        assert eps == 0.0 or made.delta(eps * (1 - 1e-9)) > delta or made.delta(eps * (1 - 1e-9)) == made.delta(eps)
+        eps = sampled.epsilon(delta)
+        assert sampled.delta(eps) <= delta
+        assert (
+            eps == 0.0
+            or sampled.delta(eps * (1 - 1e-9)) > delta
+            or sampled.delta(eps * (1 - 1e-9)) == sampled.delta(eps)
+        )
 
 
 def test_a_budget_on_a_sample_is_amplified_exactly():
@@ -396,9 +400,9 @@ def test_gradients(x64, name, adjacency):
 
 @pytest.mark.thorough
 def test_a_traced_count_may_be_one(x64):
-    made = guarantee(Additive(Gaussian(2.0)), 1.0).subsample(0.3)
-    found = jax.jit(lambda n: made.repeat(n).delta(0.1))(jnp.float64(1.0))
-    assert float(found) == pytest.approx(made.delta(0.1), rel=1e-12)
+    sampled = guarantee(Additive(Gaussian(2.0)), 1.0).subsample(0.3)
+    found = jax.jit(lambda n: sampled.repeat(n).delta(0.1))(jnp.float64(1.0))
+    assert float(found) == pytest.approx(sampled.delta(0.1), rel=1e-12)
 
 
 # Several releases of few outcomes
@@ -424,8 +428,8 @@ def test_randomised_responses_at_different_rates(seed):
     for _ in range(int(random.integers(2, 6))):
         rate, count = float(random.uniform(0.05, 0.9)), int(random.integers(1, 4))
         answer = randomised_response(float(random.uniform(0.2, 3)), categories=int(random.integers(2, 4)))
-        one = guarantee(answer).subsample(rate).repeat(count)
-        made = one if made is None else made.compose(one)
+        composed = guarantee(answer).subsample(rate).repeat(count)
+        made = composed if made is None else made.compose(composed)
         parts += [(rate * answer.p + (1 - rate) * answer.q, answer.q)] * count
     for eps in (0.0, 0.1, 0.7):
         exact = one_by_one(parts, eps)

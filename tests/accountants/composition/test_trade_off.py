@@ -144,20 +144,20 @@ def test_a_curve_is_convex_falls_and_is_its_own_inverse(made):
 
 
 def test_no_line_is_above_the_curve():
-    made = guarantee(dpk.staircase(epsilon=0.7)).compose(guarantee(dpk.gaussian(sigma=2.0), 1.0)).repeat(3)
+    composed = guarantee(dpk.staircase(epsilon=0.7)).compose(guarantee(dpk.gaussian(sigma=2.0), 1.0)).repeat(3)
     for alpha in (1e-4, 0.1, 0.4, 0.8):
-        _, high = made.bracket(alpha=alpha)
+        _, high = composed.bracket(alpha=alpha)
         for eps in (0.0, 0.4, 1.3, 3.0):
-            delta = made.bracket(epsilon=eps)[1]
+            delta = composed.bracket(epsilon=eps)[1]
             lines = 1 - delta - math.exp(eps) * alpha, math.exp(-eps) * (1 - delta - alpha)
             assert max(lines) <= high + 1e-15
 
 
 def test_an_infinite_loss_leaves_power_at_level_zero():
-    made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0)).repeat(3)
-    low, high = made.bracket(alpha=0.0)
-    assert low <= 1 - made.delta(np.inf) <= high
-    assert made.true_positive_rate(0.0) == pytest.approx(made.delta(np.inf), rel=1e-9)
+    composed = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0)).repeat(3)
+    low, high = composed.bracket(alpha=0.0)
+    assert low <= 1 - composed.delta(np.inf) <= high
+    assert composed.true_positive_rate(0.0) == pytest.approx(composed.delta(np.inf), rel=1e-9)
 
 
 def test_convex_minimum_is_below_every_convex_function():
@@ -273,13 +273,13 @@ def test_random_guarantees():
 
 def test_no_error_is_left_if_losses_are_infinite_often():
     """With probability 1 - 0.9^20 some loss is infinite: at small powers there is no error at all."""
-    made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=1.0)).repeat(20)
-    assert made.bracket(alpha=0.5)[0] == 0.0
-    assert made.bracket(alpha=0.9)[1] <= 1e-290
-    assert made.bracket(false_positive_rate=1e-9)[1] <= 1.0
+    composed = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=1.0)).repeat(20)
+    assert composed.bracket(alpha=0.5)[0] == 0.0
+    assert composed.bracket(alpha=0.9)[1] <= 1e-290
+    assert composed.bracket(false_positive_rate=1e-9)[1] <= 1.0
 
 
 def test_reports_that_tell_all_have_no_errors():
-    made = guarantee(discrete_pair([1.0, 0.0], [0.0, 1.0])).sample_fixed(2, 2).repeat(2)
-    assert made.bracket(alpha=0.1) == (0.0, pytest.approx(0.0, abs=1e-11))
-    assert made.bracket(alpha=0.0) == (0.0, pytest.approx(0.0, abs=1e-11))
+    composed = guarantee(discrete_pair([1.0, 0.0], [0.0, 1.0])).sample_fixed(2, 2).repeat(2)
+    assert composed.bracket(alpha=0.1) == (0.0, pytest.approx(0.0, abs=1e-11))
+    assert composed.bracket(alpha=0.0) == (0.0, pytest.approx(0.0, abs=1e-11))

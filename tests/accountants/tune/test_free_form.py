@@ -124,8 +124,8 @@ def test_tables_are_checked():
 
 def test_tables_are_saved_and_released():
     noise = dpk.Tabulated(0.5, (0.0, -0.1, -0.5, -0.6), 0.25)
-    made = guarantee(Additive(noise, 1.0)).repeat(3)
-    assert type(made).from_json(made.to_json()) == made
+    composed = guarantee(Additive(noise, 1.0)).repeat(3)
+    assert type(composed).from_json(composed.to_json()) == composed
     sampler = dpk.exact_sampler(Additive(noise, 1.0, 0.6, 0.0))
     assert sampler.certificate.guarantee == "pure epsilon-DP"
     assert float(sampler.certificate.worst_variance) == pytest.approx(noise.variance, rel=5e-3)

@@ -85,10 +85,10 @@ def listed(row, window):
 @pytest.mark.parametrize("window", [SLOW("uniform"), SLOW("sine"), "triangle"])
 def test_quartic_base_optima(window):
     for row in QUARTIC_BASE:
-        found = tune.best(tune.composite(window, "quartic", epsilon=row["eps"], **UNIT), CENTRAL)
+        tuned = tune.best(tune.composite(window, "quartic", epsilon=row["eps"], **UNIT), CENTRAL)
         value, above = listed(row, window)
-        assert found.value <= value + above
-        assert found.value == pytest.approx(float(found.mechanism.central_variance), rel=1e-9)
+        assert tuned.value <= value + above
+        assert tuned.value == pytest.approx(float(tuned.mechanism.central_variance), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -108,15 +108,15 @@ def test_as_good_as_the_constructors_search(window, base, condition):
 )
 def test_windows_of_the_users_own(window):
     known = dpk.composite(window, epsilon=1.0, **SKEW)
-    found = tune.best(tune.composite(window, epsilon=1.0, **SKEW), tune.worst_variance)
-    assert found.value <= float(known.worst_variance) * (1 + 1e-6)
+    tuned = tune.best(tune.composite(window, epsilon=1.0, **SKEW), tune.worst_variance)
+    assert tuned.value <= float(known.worst_variance) * (1 + 1e-6)
 
 
 @pytest.mark.thorough
 def test_piecewise_is_type_one_and_type_two():
-    found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance)
-    assert found.parameters["eta"] == pytest.approx(2.690645717290187, abs=1e-6)
-    assert found.value == pytest.approx(1.0921569546868994, rel=1e-12)
+    tuned = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance)
+    assert tuned.parameters["eta"] == pytest.approx(2.690645717290187, abs=1e-6)
+    assert tuned.value == pytest.approx(1.0921569546868994, rel=1e-12)
     second = tune.best(tune.piecewise_triangle(epsilon=2.0, **SIGNED), tune.worst_variance)
     known = dpk.piecewise_triangle(epsilon=2.0, **SIGNED)
     assert second.value == pytest.approx(float(known.worst_variance), rel=1e-10)
@@ -125,14 +125,14 @@ def test_piecewise_is_type_one_and_type_two():
 @pytest.mark.thorough
 @pytest.mark.parametrize(("D", "eps"), [key if key[1] == 2 else SLOW(*key) for key in REACHED])
 def test_recycled_gaussian_acceptance(D, eps):
-    found = tune.best(recycled("gaussian", D, eps), ACCEPTANCE)
-    assert found.value >= REACHED[D, eps]
-    assert found.delta <= DELTA
-    assert made_again(found) == found.mechanism
-    assert accountants.delta(found.mechanism, eps) <= DELTA
-    assert found.value == pytest.approx(float(found.mechanism.noise.acceptance), rel=1e-9)
-    scales = found.parameters["sigma"] * np.linspace(0.95, 1.05, 21)
-    assert max(acceptances([Gaussian(s) for s in scales], eps, D)) <= found.value * (1 + 1e-9)
+    tuned = tune.best(recycled("gaussian", D, eps), ACCEPTANCE)
+    assert tuned.value >= REACHED[D, eps]
+    assert tuned.delta <= DELTA
+    assert made_again(tuned) == tuned.mechanism
+    assert accountants.delta(tuned.mechanism, eps) <= DELTA
+    assert tuned.value == pytest.approx(float(tuned.mechanism.noise.acceptance), rel=1e-9)
+    scales = tuned.parameters["sigma"] * np.linspace(0.95, 1.05, 21)
+    assert max(acceptances([Gaussian(s) for s in scales], eps, D)) <= tuned.value * (1 + 1e-9)
 
 
 def acceptances(kernels, eps, D):
@@ -151,18 +151,18 @@ OPTIMIZERS = {"adam": optax.adam(0.05), "sgd": optax.sgd(0.3), "lbfgs": optax.lb
 def test_any_transformation_of_optax_is_an_optimizer(name):
     """As good as the default to 1e-4, certified, and the best of its path, whose steps may lead up."""
     family = tune.piecewise(epsilon=2.0, **SIGNED)
-    found = tune.best(family, tune.worst_variance, optimizer=OPTIMIZERS[name])
-    assert found.value == pytest.approx(1.0921569546868994, rel=1e-4)
-    assert found.value == pytest.approx(found.path["objective"].min(), rel=1e-12)
-    assert accountants.epsilon(found.mechanism) <= 2.0 * (1 + 1e-9)
+    tuned = tune.best(family, tune.worst_variance, optimizer=OPTIMIZERS[name])
+    assert tuned.value == pytest.approx(1.0921569546868994, rel=1e-4)
+    assert tuned.value == pytest.approx(tuned.path["objective"].min(), rel=1e-12)
+    assert accountants.epsilon(tuned.mechanism) <= 2.0 * (1 + 1e-9)
 
 
 @pytest.mark.thorough
 def test_many_takes_an_optimizer_too():
     budgets, optimizer = np.array([2.0]), OPTIMIZERS["adam"]
-    found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, optimizer=optimizer)
+    tuned = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, optimizer=optimizer)
     several = tune.many(tune.piecewise(epsilon=budgets, **SIGNED), tune.worst_variance, optimizer=optimizer)
-    assert several.values[0] == pytest.approx(found.value, rel=1e-9)
+    assert several.values[0] == pytest.approx(tuned.value, rel=1e-9)
 
 
 @pytest.mark.lengthy
@@ -187,9 +187,9 @@ def test_what_is_no_optimizer_is_refused():
 
 @pytest.mark.slow
 def test_recycled_laplace_and_another_kernel():
-    found = tune.best(recycled("laplace", 5.0, 3.0), ACCEPTANCE)
+    tuned = tune.best(recycled("laplace", 5.0, 3.0), ACCEPTANCE)
     scales = np.geomspace(1.0, 40.0, 400)
-    assert max(acceptances([Laplace(b) for b in scales], 3.0, 5.0)) <= found.value * (1 + 1e-9)
+    assert max(acceptances([Laplace(b) for b in scales], 3.0, 5.0)) <= tuned.value * (1 + 1e-9)
     merged = dpk.MergedLaplace((2.0, 1.0), (1.0,))
     other = tune.best(recycled(merged, 1.0, 2.0), ACCEPTANCE)
     assert other.delta <= DELTA
@@ -225,22 +225,22 @@ def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
         least = 1 / float(infeasible_shift(kernel, eps, delta))
         with jax.enable_x64(True):
             dense = recycled_on(least * np.geomspace(1.0, 8e3, 2000), as_float64(kernel), theta, eps, delta)
-        found = tune.best(tune.budget_recycled(kernel, epsilon=eps, delta=delta), tune.acceptance(theta))
+        tuned = tune.best(tune.budget_recycled(kernel, epsilon=eps, delta=delta), tune.acceptance(theta))
         # Next to delta = 1e-12 the released kernel is a percent wider, see ``Recycled.certified_member``.
-        assert found.value >= np.nanmax(dense) * (1 - 1e-7 - 1e-15 / delta)
+        assert tuned.value >= np.nanmax(dense) * (1 - 1e-7 - 1e-15 / delta)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("eps", "kernel"), [(1.0, "gaussian"), SLOW(0.05, "gaussian"), SLOW(0.3, "laplace")])
 def test_recycling_with_free_theta(eps, kernel):
     """For the variance theta is free: better than the kernel alone, and than any theta nearby."""
-    found = tune.best(recycled(kernel, 1.0, eps), tune.worst_variance)
+    tuned = tune.best(recycled(kernel, 1.0, eps), tune.worst_variance)
     alone = calibrate.scaled(KERNELS[kernel], epsilon=eps, delta=DELTA).noise.variance
-    assert found.value < alone
-    assert found.delta <= DELTA
+    assert tuned.value < alone
+    assert tuned.delta <= DELTA
     for factor in (0.5, 0.9, 1.0, 1.1, 2.0):
-        fixed = recycled(kernel, 1.0, eps, theta=factor * found.parameters["theta"])
-        assert tune.best(fixed, tune.worst_variance).value > found.value * (1 - 1e-4)
+        fixed = recycled(kernel, 1.0, eps, theta=factor * tuned.parameters["theta"])
+        assert tune.best(fixed, tune.worst_variance).value > tuned.value * (1 - 1e-4)
 
 
 @pytest.mark.lengthy
@@ -278,18 +278,18 @@ def test_recycling_with_free_theta_is_no_local_optimum():
 
 @pytest.mark.thorough
 def test_truncated_laplace_is_best_symmetric():
-    found = tune.best(tune.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0), tune.worst_variance)
+    tuned = tune.best(tune.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0), tune.worst_variance)
     symmetric = dpk.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0)
-    assert found.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
-    assert found.parameters["lower"] == pytest.approx(-found.parameters["upper"], rel=1e-4)
+    assert tuned.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
+    assert tuned.parameters["lower"] == pytest.approx(-tuned.parameters["upper"], rel=1e-4)
 
 
 @pytest.mark.slow
 def test_truncated_gaussian_is_as_calibrated():
     for eps, delta in ((0.1, 0.02), (0.3, 1e-5), (8.0, 1e-9)):
-        found = tune.best(tune.truncated_gaussian(epsilon=eps, delta=delta), tune.worst_variance)
+        tuned = tune.best(tune.truncated_gaussian(epsilon=eps, delta=delta), tune.worst_variance)
         known = calibrate.truncated_gaussian(epsilon=eps, delta=delta)
-        assert found.value <= float(known.noise.variance) * (1 + 1e-8)
+        assert tuned.value <= float(known.noise.variance) * (1 + 1e-8)
 
 
 def test_shapes_of_truncated_noise_take_their_width_by_name():
@@ -302,9 +302,9 @@ def test_shapes_of_truncated_noise_take_their_width_by_name():
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
 def test_truncated_noise_meets_any_budget(family, budgets):
     for eps, delta, D in budgets:
-        found = tune.best(family(epsilon=eps, delta=delta, sensitivity=D), tune.worst_variance)
-        assert found.delta <= delta
-        assert accountants.delta(found.mechanism, eps) == pytest.approx(delta, rel=1e-6)
+        tuned = tune.best(family(epsilon=eps, delta=delta, sensitivity=D), tune.worst_variance)
+        assert tuned.delta <= delta
+        assert accountants.delta(tuned.mechanism, eps) == pytest.approx(delta, rel=1e-6)
 
 
 @pytest.mark.lengthy
@@ -323,10 +323,10 @@ def test_a_parameter_that_is_none_is_infeasible():
 @pytest.mark.slow
 def test_merged_laplace_beats_laplace_where_segments_are_narrow():
     """At eps = 5 three segments reach the known 0.616 of Laplace's E|X|; at eps = 1 merging gains nothing."""
-    found = tune.best(tune.merged_laplace(epsilon=5.0, segments=3), tune.absolute_error())
-    assert found.value * 5.0 < 0.6167
-    assert found.epsilon == 5.0
-    assert accountants.epsilon(found.mechanism) <= 5.0
+    tuned = tune.best(tune.merged_laplace(epsilon=5.0, segments=3), tune.absolute_error())
+    assert tuned.value * 5.0 < 0.6167
+    assert tuned.epsilon == 5.0
+    assert accountants.epsilon(tuned.mechanism) <= 5.0
     plain = tune.best(tune.merged_laplace(epsilon=1.0, segments=2), tune.absolute_error())
     assert plain.value == pytest.approx(1.0, rel=1e-6)
 
@@ -355,33 +355,33 @@ STAIRCASES = [(5.0, 1.0, 3.0), (1.0, 0.7, 1.0), (2.0, 3.0, 0.3), (1.0, 2.0, 3.0)
 @pytest.mark.parametrize(("D", "theta", "eps"), STAIRCASES)
 def test_staircase_acceptance_at_its_kinks(D, theta, eps):
     """A fine grid with the kink gamma = theta/D (mod 1), where acceptance has no derivative, is no better."""
-    found = tune.best(tune.staircase(epsilon=eps, sensitivity=D), tune.acceptance(theta))
+    tuned = tune.best(tune.staircase(epsilon=eps, sensitivity=D), tune.acceptance(theta))
     shares = np.append(np.linspace(0.0, 1.0, 101), theta / D % 1)
-    assert found.value >= max(float(dpk.Staircase(eps, D, g).mass(-theta, theta)) for g in shares) * (1 - 1e-9)
-    assert accountants.epsilon(found.mechanism) <= eps * (1 + 1e-9)
+    assert tuned.value >= max(float(dpk.Staircase(eps, D, g).mass(-theta, theta)) for g in shares) * (1 - 1e-9)
+    assert accountants.epsilon(tuned.mechanism) <= eps * (1 + 1e-9)
 
 
 def test_staircase_gains_where_recycling_does_not():
-    found = tune.best(tune.staircase(epsilon=3.0, sensitivity=5.0), ACCEPTANCE)
-    assert found.value > 0.7924
-    assert found.parameters["gamma"] == pytest.approx(0.2, abs=1e-9)
+    tuned = tune.best(tune.staircase(epsilon=3.0, sensitivity=5.0), ACCEPTANCE)
+    assert tuned.value > 0.7924
+    assert tuned.parameters["gamma"] == pytest.approx(0.2, abs=1e-9)
 
 
 @pytest.mark.slow
 def test_staircase_of_least_absolute_error_is_the_sources():
-    found = tune.best(tune.staircase(epsilon=2.0, sensitivity=5.0), tune.absolute_error())
-    assert found.parameters["gamma"] == pytest.approx(1 / (1 + math.exp(1.0)), abs=1e-6)
+    tuned = tune.best(tune.staircase(epsilon=2.0, sensitivity=5.0), tune.absolute_error())
+    assert tuned.parameters["gamma"] == pytest.approx(1 / (1 + math.exp(1.0)), abs=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", [tune.acceptance(0.7), tune.quantile(0.05), tune.absolute_error()])
 def test_merged_breaks_stay_where_they_matter(objective):
     """Also where merging gains nothing, and breaks have no effect."""
-    found = tune.best(tune.merged_laplace(epsilon=1.0, sensitivity=3.0, segments=3), objective)
+    tuned = tune.best(tune.merged_laplace(epsilon=1.0, sensitivity=3.0, segments=3), objective)
     plain = tune.best(tune.laplace(epsilon=1.0, sensitivity=3.0), objective)
-    assert objective.sign * found.value <= objective.sign * plain.value + 1e-6 * plain.value
-    assert max(found.parameters["breaks"]) <= 12.0
-    assert max(found.parameters["rates"]) < 1e5
+    assert objective.sign * tuned.value <= objective.sign * plain.value + 1e-6 * plain.value
+    assert max(tuned.parameters["breaks"]) <= 12.0
+    assert max(tuned.parameters["rates"]) < 1e5
 
 
 # Composition
@@ -401,50 +401,50 @@ def assert_together(found, rate=None, eps=2.0):
 @pytest.mark.thorough
 def test_composed_gaussian_is_the_analytic_one():
     """T Gaussian reports are one with sensitivity sqrt(T) D."""
-    found = tune.best(twenty(tune.gaussian(epsilon=1.0, delta=0.1)), tune.worst_variance)
+    tuned = tune.best(twenty(tune.gaussian(epsilon=1.0, delta=0.1)), tune.worst_variance)
     exact = calibrate.gaussian(epsilon=2.0, delta=DELTA, sensitivity=math.sqrt(20)).noise.sigma
-    assert exact <= found.parameters["sigma"] <= exact * (1 + 1e-4)
+    assert exact <= tuned.parameters["sigma"] <= exact * (1 + 1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_composed_laplace(rate):
-    found = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
-    assert_together(found, rate)
-    assert found.value < 2 * (20 / 2.0) ** 2
+    tuned = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
+    assert_together(tuned, rate)
+    assert tuned.value < 2 * (20 / 2.0) ** 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_composed_piecewise(rate):
-    found = tune.best(twenty(tune.piecewise(epsilon=0.2, **SIGNED), rate), tune.worst_variance, starts=2)
-    assert_together(found, rate)
+    tuned = tune.best(twenty(tune.piecewise(epsilon=0.2, **SIGNED), rate), tune.worst_variance, starts=2)
+    assert_together(tuned, rate)
     shares = tune.best(tune.piecewise(epsilon=2.0 / 20, **SIGNED), tune.worst_variance)
-    assert found.value < shares.value
+    assert tuned.value < shares.value
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_composed_recycling(rate):
     """Better than the Gaussian alone, and as good as every sigma nearby with the q that the composition allows it."""
-    found = tune.best(twenty(recycled("gaussian", 1.0, 1.0), rate, 3.0), ACCEPTANCE)
-    assert_together(found, rate, 3.0)
+    tuned = tune.best(twenty(recycled("gaussian", 1.0, 1.0), rate, 3.0), ACCEPTANCE)
+    assert_together(tuned, rate, 3.0)
     alone = tune.best(twenty(tune.gaussian(epsilon=1.0, delta=0.1), rate, 3.0), ACCEPTANCE)
-    assert found.value > 1.02 * alone.value
+    assert tuned.value > 1.02 * alone.value
     for factor in (0.97, 1.03):
         family = tune.composed(recycled("gaussian", 1.0, 1.0, theta=1.0), count=20, epsilon=3.0, delta=DELTA, rate=rate)
-        other = family.certified_member({"sigma": factor * found.parameters["sigma"]})
-        assert float(other.noise.acceptance) <= found.value * (1 + 1e-4)
+        other = family.certified_member({"sigma": factor * tuned.parameters["sigma"]})
+        assert float(other.noise.acceptance) <= tuned.value * (1 + 1e-4)
 
 
 @pytest.mark.slow
 def test_composed_recycling_with_little_for_each_report():
     """A report's noise is 79 times the sensitivity wide."""
     family = tune.composed(recycled("gaussian", 1.0, 1.0, theta=1.0), count=36, epsilon=0.208, delta=8e-5)
-    found = tune.best(family, tune.worst_variance)
+    tuned = tune.best(family, tune.worst_variance)
     alone = calibrate.composed(Gaussian(1.0), epsilon=0.208, delta=8e-5, count=36)
-    assert found.delta <= 8e-5
-    assert found.value == pytest.approx(alone.noise.sigma**2, rel=1e-2)
+    assert tuned.delta <= 8e-5
+    assert tuned.value == pytest.approx(alone.noise.sigma**2, rel=1e-2)
 
 
 @pytest.mark.slow
@@ -459,10 +459,10 @@ def test_composed_additive_families(name, rate):
         "truncated laplace": tune.truncated_laplace(epsilon=1.0, delta=0.1),
     }[name]
     family = twenty(inner, rate)
-    found = tune.best(family, tune.worst_variance, starts=4)
-    assert_together(found, rate)
+    tuned = tune.best(family, tune.worst_variance, starts=4)
+    assert_together(tuned, rate)
     plain = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
-    assert found.value <= plain.value * (1 + 1e-3)
+    assert tuned.value <= plain.value * (1 + 1e-3)
 
 
 composed = importlib.import_module("accountants.calibrate.composed")
@@ -486,11 +486,11 @@ def test_what_is_released_is_as_good_without_the_search(name, monkeypatch):
     with monkeypatch.context() as patched:
         for module in (composed, recycled_families):
             patched.setattr(module, "conservative_parameter", partial(without_solving, patched))
-        found = tune.best(family, tune.worst_variance, starts=2)
-    free = {name: found.parameters[name] for name in family.domains}
+        tuned = tune.best(family, tune.worst_variance, starts=2)
+    free = {name: tuned.parameters[name] for name in family.domains}
     with jax.enable_x64(True):
         again = objectives.evaluate(as_float64(tune.worst_variance), as_float64(family.certified_member(free)))
-    assert found.value == pytest.approx(float(again), rel=1e-4)
+    assert tuned.value == pytest.approx(float(again), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -498,12 +498,12 @@ def test_a_tuned_rate_is_no_worse_than_any_other():
     """Of an average of 10^4 records, so few reports that the error of sampling is small; certified at its rate."""
     inner, B = tune.gaussian(epsilon=1.0, delta=0.1), {"count": 20, "epsilon": 0.3, "delta": 1e-5}
     free = tune.free_rate(query="average", spread=0.5, size=1e4)
-    found = tune.best(tune.composed(inner, **B, rate=free), tune.worst_variance)
-    assert found.delta <= 1e-5
+    tuned = tune.best(tune.composed(inner, **B, rate=free), tune.worst_variance)
+    assert tuned.delta <= 1e-5
     for p in (0.05, 0.3, 0.999):
         fixed = tune.composed(tune.gaussian(epsilon=1.0, delta=0.1, sensitivity=1 / p), **B, rate=p)
         other = tune.best(fixed, tune.worst_variance).value + free.error(p) ** 2
-        assert found.value <= other * (1 + 1e-4)
+        assert tuned.value <= other * (1 + 1e-4)
 
 
 @pytest.mark.slow
@@ -514,12 +514,12 @@ def test_an_objective_of_the_composed_guarantee():
         return jnp.log(accountants.guarantee(m).repeat(20).delta(jnp.asarray(1.0, m.height.dtype)))
 
     family = twenty(tune.piecewise(epsilon=1.0, **SIGNED))
-    found = tune.best(family, further)
+    tuned = tune.best(family, further)
     assert (
-        found.value
+        tuned.value
         <= float(np.log(accountants.guarantee(family.certified_member({"eta": 1.5})).repeat(20).delta(1.0))) + 1e-3
     )
-    assert found.value == pytest.approx(np.log(accountants.guarantee(found.mechanism).repeat(20).delta(1.0)), rel=1e-4)
+    assert tuned.value == pytest.approx(np.log(accountants.guarantee(tuned.mechanism).repeat(20).delta(1.0)), rel=1e-4)
 
 
 def test_ternary_search_finds_the_top_of_a_hill():
@@ -730,18 +730,18 @@ def test_a_second_budget_of_several_numbers_compiles_nothing():
 
 @pytest.mark.lengthy
 def test_path_and_counts():
-    found = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
-    assert set(found.path) == {"eta", "objective"}
-    assert len(found.path["eta"]) == len(found.path["objective"]) == found.steps + 1
-    assert (np.diff(found.path["objective"]) <= 0).all()
-    assert found.path["objective"][-1] == pytest.approx(found.value)
-    assert 6 < found.evaluations < 200
-    assert (found.epsilon, found.delta) == (1.0, 0.0)
+    tuned = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
+    assert set(tuned.path) == {"eta", "objective"}
+    assert len(tuned.path["eta"]) == len(tuned.path["objective"]) == tuned.steps + 1
+    assert (np.diff(tuned.path["objective"]) <= 0).all()
+    assert tuned.path["objective"][-1] == pytest.approx(tuned.value)
+    assert 6 < tuned.evaluations < 200
+    assert (tuned.epsilon, tuned.delta) == (1.0, 0.0)
 
 
 def test_plot(tmp_path):
-    found = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
-    found.plot(tmp_path / "path.png")
+    tuned = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
+    tuned.plot(tmp_path / "path.png")
     assert (tmp_path / "path.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -775,20 +775,20 @@ def made_again(found):
     ids=lambda family: family.name,
 )
 def test_a_line_of_python_makes_the_mechanism_again(family):
-    found = tune.best(family, tune.worst_variance)
-    assert made_again(found) == found.mechanism
-    assert found.value == pytest.approx(float(found.mechanism.worst_variance), rel=1e-9)
+    tuned = tune.best(family, tune.worst_variance)
+    assert made_again(tuned) == tuned.mechanism
+    assert tuned.value == pytest.approx(float(tuned.mechanism.worst_variance), rel=1e-9)
 
 
 @pytest.mark.thorough
 def test_an_argument_of_any_constructor_is_tuned():
     """The upper end of truncated Laplace noise, a length, to the symmetric optimum."""
-    given = {"epsilon": 0.5, "delta": 1e-3, "sensitivity": 2.0}
-    symmetric = dpk.truncated_laplace(**given)
+    options = {"epsilon": 0.5, "delta": 1e-3, "sensitivity": 2.0}
+    symmetric = dpk.truncated_laplace(**options)
     upper = domains.Between(0.9999 * symmetric.noise.high, 1.5 * symmetric.noise.high)  # Shorter ones are not private.
-    found = tune.best(tune.constructed(dpk.truncated_laplace, {"upper": upper}, **given), tune.worst_variance)
-    assert found.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
-    assert made_again(found).noise == found.mechanism.noise
+    tuned = tune.best(tune.constructed(dpk.truncated_laplace, {"upper": upper}, **options), tune.worst_variance)
+    assert tuned.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
+    assert made_again(tuned).noise == tuned.mechanism.noise
 
 
 def test_plain_noise_as_families():
@@ -804,8 +804,8 @@ def test_many_budgets_at_once():
     found = tune.many(tune.piecewise(epsilon=eps, **SIGNED), tune.worst_variance)
     assert found.values.shape == found.parameters["eta"].shape == (1000,)
     for at in (0, 357, 999):
-        one = tune.best(tune.piecewise(epsilon=float(eps[at]), **SIGNED), tune.worst_variance)
-        assert found.values[at] == pytest.approx(one.value, rel=1e-10)
+        tuned = tune.best(tune.piecewise(epsilon=float(eps[at]), **SIGNED), tune.worst_variance)
+        assert found.values[at] == pytest.approx(tuned.value, rel=1e-10)
 
 
 @pytest.mark.parametrize("family", [tune.duchi, tune.hybrid])
@@ -851,8 +851,8 @@ def test_many_recycled_budgets():
     eps = np.linspace(0.5, 3.0, 50)
     family = tune.budget_recycled("gaussian", epsilon=eps, delta=DELTA)
     found = tune.many(family, ACCEPTANCE)
-    one = tune.best(tune.budget_recycled("gaussian", epsilon=float(eps[20]), delta=DELTA), ACCEPTANCE)
-    assert found.values[20] == pytest.approx(one.value, rel=1e-9)
+    tuned = tune.best(tune.budget_recycled("gaussian", epsilon=float(eps[20]), delta=DELTA), ACCEPTANCE)
+    assert found.values[20] == pytest.approx(tuned.value, rel=1e-9)
     assert (np.diff(found.values) > 0).all()
 
 
@@ -865,10 +865,10 @@ def test_many_recycled_budgets():
     ids=["piecewise", "sine"],
 )
 def test_enumeration_is_worse_and_longer(family):
-    found = tune.best(family, tune.worst_variance)
+    tuned = tune.best(family, tune.worst_variance)
     grid = searches.best(family, tune.worst_variance)
-    assert found.value <= grid.value <= 1.01 * found.value
-    assert grid.evaluations >= 20 * found.evaluations
+    assert tuned.value <= grid.value <= 1.01 * tuned.value
+    assert grid.evaluations >= 20 * tuned.evaluations
 
 
 def test_composite_search_stops_at_what_is_good_enough():
@@ -916,13 +916,13 @@ def test_a_constraint_that_binds_is_met_with_equality():
     family, theta = tune.piecewise(epsilon=2.0, **SIGNED), 0.2
     free = tune.best(family, tune.acceptance(theta))
     limit = tune.Constraint(tune.worst_variance, at_most=1.1)
-    found = tune.best(family, tune.acceptance(theta), subject_to=[limit])
-    assert found.values == (found.value, pytest.approx(1.1, rel=1e-9))
-    assert found.mechanism.worst_variance <= 1.1
-    assert found.value < free.value
+    tuned = tune.best(family, tune.acceptance(theta), subject_to=[limit])
+    assert tuned.values == (tuned.value, pytest.approx(1.1, rel=1e-9))
+    assert tuned.mechanism.worst_variance <= 1.1
+    assert tuned.value < free.value
     members = [family.build({"eta": eta}) for eta in np.linspace(1.5, 6.0, 3000)]
     allowed = [member for member in members if member.worst_variance <= 1.1]
-    assert found.value >= max(tune.acceptance(theta)(member) for member in allowed) * (1 - 1e-9)
+    assert tuned.value >= max(tune.acceptance(theta)(member) for member in allowed) * (1 - 1e-9)
     loose = tune.Constraint(tune.worst_variance, at_most=100.0)
     assert tune.best(family, tune.acceptance(theta), subject_to=[loose]).value == pytest.approx(free.value, rel=1e-8)
 
@@ -942,10 +942,10 @@ def test_a_constraint_that_binds_is_met_with_equality():
 def test_what_is_released_meets_its_constraint(family, objective, limit):
     """Also where what is released has a little more noise than the search; nothing that meets it is better nearby."""
     constraint = tune.Constraint(tune.worst_variance, **limit)
-    found, free = tune.best(family, objective, subject_to=[constraint]), tune.best(family, objective)
-    assert objective.sign * found.value > objective.sign * free.value
-    assert found.values[1] == float(tune.worst_variance(found.mechanism)) <= limit["at_most"]
-    assert found.values[1] == pytest.approx(limit["at_most"], rel=1e-4)
+    tuned, free = tune.best(family, objective, subject_to=[constraint]), tune.best(family, objective)
+    assert objective.sign * tuned.value > objective.sign * free.value
+    assert tuned.values[1] == float(tune.worst_variance(tuned.mechanism)) <= limit["at_most"]
+    assert tuned.values[1] == pytest.approx(limit["at_most"], rel=1e-4)
 
 
 def test_constraints_that_nothing_meets_are_refused():
@@ -971,8 +971,8 @@ def test_constraints_that_are_no_number_are_refused():
 
 def test_constraints_may_be_read_once():
     close = tune.Constraint(tune.acceptance(0.2), at_least=0.22)
-    found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, subject_to=iter([close]))
-    assert found.values[1] >= 0.22
+    tuned = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, subject_to=iter([close]))
+    assert tuned.values[1] >= 0.22
 
 
 def test_a_front_has_no_member_twice():
@@ -1118,10 +1118,10 @@ def test_composition_is_certified_by_the_finest_bracket():
 def test_composition_is_certified_by_the_bracket_of_epsilon():
     """The finest bracket of delta is 2e-6 above the target here, that of epsilon is not, and the mechanism is not."""
     family = tune.composed(tune.laplace(epsilon=1.0), count=10, epsilon=1.0, delta=1e-5)
-    found = tune.best(family, tune.worst_variance)
-    together = accountants.guarantee(found.mechanism).repeat(10)
-    assert together.bracket(epsilon=1.0)[0] <= found.delta <= 1e-5
-    assert together.estimate_delta(1.0) <= found.delta * (1 + 1e-7)
+    tuned = tune.best(family, tune.worst_variance)
+    together = accountants.guarantee(tuned.mechanism).repeat(10)
+    assert together.bracket(epsilon=1.0)[0] <= tuned.delta <= 1e-5
+    assert together.estimate_delta(1.0) <= tuned.delta * (1 + 1e-7)
     assert together.epsilon(1e-5) <= 1.0
 
 
@@ -1269,10 +1269,10 @@ def test_families_are_pytrees_of_their_budgets():
 @pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 6, 10, 30))])
 def test_few_reports_are_no_worse_than_equal_shares(count):
     family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
-    found = tune.best(family, tune.worst_variance)
+    tuned = tune.best(family, tune.worst_variance)
     shares = dpk.piecewise(epsilon=2.0 / count, **SIGNED).worst_variance
-    assert found.value <= shares * (1 + 1e-6)
-    assert found.delta <= 1e-6
+    assert tuned.value <= shares * (1 + 1e-6)
+    assert tuned.delta <= 1e-6
 
 
 def three_losses(m, count, epsilon):
@@ -1288,19 +1288,19 @@ def three_losses(m, count, epsilon):
 
 def brute_force(count, epsilon, delta):
     """The least worst-case variance over widths of the window, each with all that a report may spend."""
-    one = tune.piecewise(epsilon=1.0, **SIGNED)
-    (domain,) = one.domains.values()
-    (name,) = one.domains
+    mechanism = tune.piecewise(epsilon=1.0, **SIGNED)
+    (domain,) = mechanism.domains.values()
+    (name,) = mechanism.domains
 
     def variance(z):
         def member(log_loss):
-            return one.with_budget(math.exp(log_loss)).build({name: domain.constrain(np.float64(z))})
+            return mechanism.with_budget(math.exp(log_loss)).build({name: domain.constrain(np.float64(z))})
 
         least, most = math.log(epsilon / count), math.log(min(epsilon, 19.9))
         if three_losses(member(most), count, epsilon) <= delta:
             return float(member(most).worst_variance)
-        found = brentq(lambda t: three_losses(member(t), count, epsilon) - delta, least, most, xtol=1e-9)
-        return float(member(found).worst_variance)
+        root = brentq(lambda t: three_losses(member(t), count, epsilon) - delta, least, most, xtol=1e-9)
+        return float(member(root).worst_variance)
 
     grid = np.linspace(*domain.span, 25)
     best = int(np.argmin([variance(z) for z in grid]))

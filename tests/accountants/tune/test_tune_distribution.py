@@ -84,10 +84,10 @@ def test_the_best_width_is_the_best_in_simulation_too() -> None:
 
 def _distance(p: np.ndarray, width: float) -> float:
     """Wasserstein-1 of EMS over the window of one width, its mean over 8 releases."""
-    made = dpk.composite("uniform", epsilon=1.0, lower=0.0, upper=1.0, width=width)
+    mechanism = dpk.composite("uniform", epsilon=1.0, lower=0.0, upper=1.0, width=width)
     x = (np.arange(64 * 4) + 0.5) / 256
-    low, high = (float(end) for end in made.output_interval)
-    A = np.diff(made.cdf(np.linspace(low, high, 301)[:, None], x), axis=0).reshape(300, 64, 4).mean(-1)
+    low, high = (float(end) for end in mechanism.output_interval)
+    A = np.diff(mechanism.cdf(np.linspace(low, high, 301)[:, None], x), axis=0).reshape(300, 64, 4).mean(-1)
     counts = np.random.default_rng(5).multinomial(100_000, A @ p / (A @ p).sum(), size=8).T
     theta = np.full((64, 8), 1 / 64)
     for _ in range(1000):

@@ -539,11 +539,11 @@ def test_releases_are_charged_until_the_budget_is_spent(run: Run) -> None:
     assert_refused(refused, 3, words, "nothing was charged")
     names = [f"{number}.csv{ending}" for number in (1, 2) for ending in ("", ".json")]
     assert_nothing_but("in.csv", "people.ledger", *names)
-    form = json.loads(Path("2.csv.json").read_text())
+    payload = json.loads(Path("2.csv.json").read_text())
     charges = shown(run)["charges"]
     assert [charge["label"] for charge in charges] == ["perturb in.csv to 1.csv", "perturb in.csv to 2.csv"]
-    assert form["ledger"]["hash"] == charges[1]["hash"]
-    amounts = {name: form["ledger"][name] for name in ("charge", "epsilon", "spent_epsilon", "budget_delta")}
+    assert payload["ledger"]["hash"] == charges[1]["hash"]
+    amounts = {name: payload["ledger"][name] for name in ("charge", "epsilon", "spent_epsilon", "budget_delta")}
     assert amounts == {"charge": 2, "epsilon": "1", "spent_epsilon": "2", "budget_delta": "1e-06"}
     assert run("certify", "--verify", "2.csv.json").code == 0
 
@@ -567,8 +567,8 @@ def test_a_listing(run: Run) -> None:
 def test_what_is_charged_is_the_total_of_a_row(run: Run) -> None:
     pq.write_table(pa.table({"a": ages(9), "b": ages(9)}), "in.parquet")
     columns = ["--column", "a", "--column", "b", "--mechanism", "gaussian", "--sensitivity", "1", "--delta", "3e-7"]
-    given = [*columns, "--epsilon", "0.1", "--epsilon", "0.2", *LEDGER, "--budget", "1,1e-6"]
-    done = run("perturb", "in.parquet", "out.parquet", *given)
+    options = [*columns, "--epsilon", "0.1", "--epsilon", "0.2", *LEDGER, "--budget", "1,1e-6"]
+    done = run("perturb", "in.parquet", "out.parquet", *options)
     assert done.code == 0, done.err
     np.save("in.npy", np.ones((3, 7)))
     array = ["--mechanism", "laplace", "--sensitivity", "1", "--epsilon", "0.1", *LEDGER]
@@ -576,8 +576,8 @@ def test_what_is_charged_is_the_total_of_a_row(run: Run) -> None:
     assert [(one["epsilon"], one["delta"]) for one in shown(run)["charges"]] == [("0.3", "6e-07"), ("0.7", "7e-15")]
     assert shown(run)["left_epsilon"] == "0"
     for name in ("out.parquet.json", "out.npy.json"):
-        form = json.loads(Path(name).read_text())
-        assert format_amount(Fraction(repr(form["epsilon"]))) == form["ledger"]["epsilon"]
+        payload = json.loads(Path(name).read_text())
+        assert format_amount(Fraction(repr(payload["epsilon"]))) == payload["ledger"]["epsilon"]
 
 
 def test_a_release_that_fails_over_its_input_voids_its_charge(run: Run) -> None:
@@ -660,13 +660,13 @@ def test_an_output_is_no_journal_of_the_ledger(run: Run) -> None:
 @pytest.mark.lengthy
 def test_kill_9_of_a_release_leaves_the_charge_and_no_output(run: Run) -> None:
     np.save("in.npy", np.full(1000, 50, np.float32))
-    given = ["perturb", "in.npy", "out.npy", *AGE, *LEDGER, "--budget", "1.5"]
-    process = begun(*given)
+    options = ["perturb", "in.npy", "out.npy", *AGE, *LEDGER, "--budget", "1.5"]
+    process = begun(*options)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     assert not Path("out.npy").exists()
     assert len(Ledger("people.ledger").state().entries) == 1
-    again = run(*given)
+    again = run(*options)
     assert again.err.startswith("dpkernels: removed 3 files of ")
     assert (again.code, "left epsilon 0.5" in again.err) == (3, True)
     assert_nothing_but("in.npy", "people.ledger")

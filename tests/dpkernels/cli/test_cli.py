@@ -182,10 +182,10 @@ def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None
     table, raw = pq.read_table("out.parquet"), pq.read_table("in.parquet")
     assert table["copied"].equals(raw["copied"])
     assert not np.isin(table["age"], raw["age"]).any()
-    form = json.loads(Path("out.parquet.json").read_text())
-    assert form["epsilon"] == 0.3
-    assert form["rows"] == 50
-    assert [column["mechanism"] for column in form["columns"]] == names[1::2]
+    payload = json.loads(Path("out.parquet.json").read_text())
+    assert payload["epsilon"] == 0.3
+    assert payload["rows"] == 50
+    assert [column["mechanism"] for column in payload["columns"]] == names[1::2]
 
 
 def test_a_guess_is_right_more_often_by_delta() -> None:
@@ -217,10 +217,10 @@ def test_the_sidecar_does_not_hold_the_key(run: Run, known_secret: None) -> None
     for secret in (SECRET, *(column_secret(SECRET, name) for name in ("age", "pay", "c"))):
         assert secret.hex() not in text
         assert str(np.frombuffer(secret, "<u4")[0]) not in text
-    form = json.loads(text)
-    assert form["format"] == 4
-    assert form["versions"].keys() == {"dpkernels", "jax", "numpy", "python"}
-    assert form["columns"][0]["parameters"]["upper"] == 120
+    payload = json.loads(text)
+    assert payload["format"] == 4
+    assert payload["versions"].keys() == {"dpkernels", "jax", "numpy", "python"}
+    assert payload["columns"][0]["parameters"]["upper"] == 120
 
 
 @pytest.mark.lengthy
@@ -251,9 +251,9 @@ TAMPERINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_changed_sidecars_fail(run: Run, tampering: str) -> None:
     assert several(run, "--full-certificate").code == 0
-    form = json.loads(Path("out.parquet.json").read_text())
-    TAMPERINGS[tampering](form)
-    Path("out.parquet.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.parquet.json").read_text())
+    TAMPERINGS[tampering](payload)
+    Path("out.parquet.json").write_text(json.dumps(payload))
     assert_refused(run("certify", "--verify", "out.parquet.json"), 4)
 
 
@@ -616,9 +616,9 @@ def labels(figure: Any) -> set[str]:
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "duchi"])
 def test_certify_prints_the_certificate_and_its_cost(run: Run, name: str) -> None:
     arguments = ["certify", "--mechanism", name, "--epsilon", "1", "--lower", "0", "--upper", "1"]
-    form = json.loads(run(*arguments, "--json").out)
-    assert form["certificate"]["epsilon"] == 1
-    assert abs(form["variance_cost"]) < 0.01
+    payload = json.loads(run(*arguments, "--json").out)
+    assert payload["certificate"]["epsilon"] == 1
+    assert abs(payload["variance_cost"]) < 0.01
     text = run(*arguments).out
     assert str(dpk.exact_sampler(dpk.MECHANISMS[name](epsilon=1.0, lower=0.0, upper=1.0)).certificate) in text
     assert "% in worst-case variance" in text

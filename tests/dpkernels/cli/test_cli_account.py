@@ -32,8 +32,8 @@ def assert_profile(form: dict[str, Any], made: Any) -> None:
     for row in form["delta_at_epsilon"]:
         assert row["delta"] == pytest.approx(accountants.delta(made, row["epsilon"]), rel=1e-9, abs=1e-15)
     for row in form["epsilon_at_delta"]:
-        found = accountants.epsilon(made, row["delta"])
-        assert row["epsilon"] == (pytest.approx(found, rel=1e-9) if math.isfinite(found) else None)
+        epsilon = accountants.epsilon(made, row["delta"])
+        assert row["epsilon"] == (pytest.approx(epsilon, rel=1e-9) if math.isfinite(epsilon) else None)
     pure = accountants.epsilon(made)
     assert form["pure_epsilon"] == (pure if math.isfinite(pure) else None)
 
@@ -80,16 +80,16 @@ def test_noise_without_a_claim(run: Run) -> None:
     assert_profile(form, dpk.gaussian(sigma=3.0, sensitivity=2.0))
     assert form["certified"] is None
     assert [row["epsilon"] for row in form["delta_at_epsilon"]] == [0.1, 0.5, 1.0, 2.0, 4.0]
-    given = ["--sensitivity", "2", "--theta", "3", "--scale", "2", "--q", "0.5"]
+    options = ["--sensitivity", "2", "--theta", "3", "--scale", "2", "--q", "0.5"]
     assert_profile(
-        accounted(run, "recycled-laplace", *given),
+        accounted(run, "recycled-laplace", *options),
         dpk.budget_recycled(dpk.Laplace(2.0), theta=3.0, q=0.5, sensitivity=2.0),
     )
 
 
 def test_points_that_are_asked_for(run: Run) -> None:
-    given = ["--sigma", "3", "--sensitivity", "2", "--at-epsilon", "0", "--at-epsilon", "7", "--at-delta", "1e-3"]
-    form = accounted(run, "gaussian", *given)
+    options = ["--sigma", "3", "--sensitivity", "2", "--at-epsilon", "0", "--at-epsilon", "7", "--at-delta", "1e-3"]
+    form = accounted(run, "gaussian", *options)
     assert [row["epsilon"] for row in form["delta_at_epsilon"]] == [0.0, 7.0]
     assert [row["delta"] for row in form["epsilon_at_delta"]] == [1e-3]
     assert_profile(form, dpk.gaussian(sigma=3.0, sensitivity=2.0))
@@ -186,28 +186,28 @@ def test_wrong_usage(run: Run, given: list[str], words: str) -> None:
 
 
 def test_reports_are_composed(run: Run) -> None:
-    given = ["gaussian", "--sigma", "4", "--sensitivity", "2", "--reports", "30", "--at-delta", "1e-5"]
-    form = accounted(run, *given, "--at-epsilon", "3")
-    made = accountants.guarantee(dpk.gaussian(sigma=4.0, sensitivity=2.0)).repeat(30)
+    options = ["gaussian", "--sigma", "4", "--sensitivity", "2", "--reports", "30", "--at-delta", "1e-5"]
+    form = accounted(run, *options, "--at-epsilon", "3")
+    composed = accountants.guarantee(dpk.gaussian(sigma=4.0, sensitivity=2.0)).repeat(30)
     (row,) = form["epsilon_at_delta"]
     # Thirty Gaussian reports are one of a sigma smaller by the root of thirty.
-    one = accountants.epsilon(dpk.gaussian(sigma=4.0 / math.sqrt(30), sensitivity=2.0), 1e-5)
-    assert row["at_least"] <= one <= row["epsilon"] * (1 + 1e-12)
-    assert row["epsilon"] - row["at_least"] < 1e-12 * one
-    assert row["epsilon"] == made.epsilon(1e-5)
+    epsilon = accountants.epsilon(dpk.gaussian(sigma=4.0 / math.sqrt(30), sensitivity=2.0), 1e-5)
+    assert row["at_least"] <= epsilon <= row["epsilon"] * (1 + 1e-12)
+    assert row["epsilon"] - row["at_least"] < 1e-12 * epsilon
+    assert row["epsilon"] == composed.epsilon(1e-5)
     (row,) = form["delta_at_epsilon"]
-    assert row["at_least"] <= row["delta"] == made.delta(3.0)
+    assert row["at_least"] <= row["delta"] == composed.delta(3.0)
     assert (form["reports"], form["subsample"]) == (30, None)
 
 
 def test_reports_on_samples_are_composed(run: Run) -> None:
-    given = ["gaussian", "--sigma", "4", "--sensitivity", "2", "--reports", "30", "--subsample", "0.1"]
-    made = accountants.guarantee(dpk.gaussian(sigma=4.0, sensitivity=2.0)).subsample(0.1).repeat(30)
-    form = accounted(run, *given, "--at-delta", "1e-5")
-    assert form["neighbouring"] == made.neighbouring
-    assert [form["epsilon_at_delta"][0][end] for end in ("at_least", "epsilon")] == list(made.bracket(delta=1e-5))
+    options = ["gaussian", "--sigma", "4", "--sensitivity", "2", "--reports", "30", "--subsample", "0.1"]
+    composed = accountants.guarantee(dpk.gaussian(sigma=4.0, sensitivity=2.0)).subsample(0.1).repeat(30)
+    form = accounted(run, *options, "--at-delta", "1e-5")
+    assert form["neighbouring"] == composed.neighbouring
+    assert [form["epsilon_at_delta"][0][end] for end in ("at_least", "epsilon")] == list(composed.bracket(delta=1e-5))
     assert form["delta_at_epsilon"] == []
-    text = run("account", *given, "--at-delta", "1e-5").out
+    text = run("account", *options, "--at-delta", "1e-5").out
     assert "\nreports             30, each on a Poisson sample of rate 0.1 of its own\n" in text
     assert "\ndelta  epsilon " in text
 
@@ -232,17 +232,17 @@ def test_wrong_reports(run: Run, given: list[str], words: str) -> None:
 
 @pytest.mark.thorough
 def test_the_risk_is_that_of_the_guarantee(run: Run) -> None:
-    given = ["laplace", "--sensitivity", "1", "--epsilon", "0.5", "--reports", "3", "--risk", "--at-delta", "1e-5"]
-    done = run("account", *given, "--json", "--plot", "risk.png")
+    options = ["laplace", "--sensitivity", "1", "--epsilon", "0.5", "--reports", "3", "--risk", "--at-delta", "1e-5"]
+    done = run("account", *options, "--json", "--plot", "risk.png")
     guarantee = accountants.guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(3)
     assert json.loads(done.out)["risk"] == guarantee.report(1e-5).to_dict()
     assert Path("risk.png").read_bytes().startswith(b"\x89PNG")
-    assert str(guarantee.report(1e-5)) in run("account", *given).out
-    one = run("account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk", "--json")
-    assert json.loads(one.out)["risk"]["delta"] == 1e-6
+    assert str(guarantee.report(1e-5)) in run("account", *options).out
+    result = run("account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk", "--json")
+    assert json.loads(result.out)["risk"]["delta"] == 1e-6
 
 
 def test_the_risk_has_one_delta(run: Run) -> None:
-    given = ["account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk"]
-    assert_refused(run(*given, "--at-epsilon", "1"), 2, "--risk: takes one --at-delta")
-    assert_refused(run(*given, "--at-delta", "1e-5", "--at-delta", "1e-6"), 2, "--risk: takes one --at-delta")
+    options = ["account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk"]
+    assert_refused(run(*options, "--at-epsilon", "1"), 2, "--risk: takes one --at-delta")
+    assert_refused(run(*options, "--at-delta", "1e-5", "--at-delta", "1e-6"), 2, "--risk: takes one --at-delta")

@@ -394,9 +394,9 @@ def test_certify_prints_the_certificate_and_its_cost(run: Run, case: str) -> Non
     text = run("certify", *arguments(case)).out
     assert str(dpk.exact_sampler(made).certificate) in text
     assert "% in worst-case variance" in text
-    form = json.loads(run("certify", *arguments(case), "--json").out)
-    assert form["certificate"]["sensitivity"] == form["parameters"]["sensitivity"] == 2
-    assert abs(form["variance_cost"]) < 0.05
+    payload = json.loads(run("certify", *arguments(case), "--json").out)
+    assert payload["certificate"]["sensitivity"] == payload["parameters"]["sensitivity"] == 2
+    assert abs(payload["variance_cost"]) < 0.05
 
 
 # Intervals and composition
@@ -493,8 +493,8 @@ def test_the_interval_of_a_true_value_holds_rounded_values(run: Run) -> None:
     """10^4 intervals of 95 %, with noise narrower than the rounding: 9,000 hold the truth but with odds below 1e-60."""
     x = np.full(10_000, 0.5)
     np.save("in.npy", x)
-    given = ["--mechanism", "laplace", "--sensitivity", "1", "--epsilon", "10", "--round", "0"]
-    assert run("perturb", "in.npy", "out.npy", *given).code == 0
+    options = ["--mechanism", "laplace", "--sensitivity", "1", "--epsilon", "10", "--round", "0"]
+    assert run("perturb", "in.npy", "out.npy", *options).code == 0
     interval, released = sidecar("out.npy")["columns"][0]["interval"], np.load("out.npy")
     assert interval["below"] > 0.5
     assert ((released - interval["below"] <= x) & (x <= released + interval["above"])).mean() > 0.9

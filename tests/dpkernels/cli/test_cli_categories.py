@@ -79,10 +79,10 @@ def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_
     write(f"in.{suffix}")
     done = run("perturb", f"in.{suffix}", f"out.{suffix}", *FROM, *named(name), "--full-certificate")
     assert done.code == 0, done.err
-    form = json.loads(Path(f"out.{suffix}.json").read_text())
-    m = mechanism_of(form)
+    payload = json.loads(Path(f"out.{suffix}.json").read_text())
+    m = mechanism_of(payload)
     assert m.labels == tuple(LABELS)
-    assert form["columns"][0].get("drawing") == (2 if m.kind == "set" else None)
+    assert payload["columns"][0].get("drawing") == (2 if m.kind == "set" else None)
     expected = dpk.perturb(np.array(VALUES), m, key=column_key(SECRET, "ward"))
     if m.kind == "category":
         expected = np.array([LABELS.index(label) for label in expected])
@@ -100,9 +100,9 @@ def test_a_release_has_the_reports_of_the_library(run: Run, name, suffix, known_
     if suffix == "parquet":
         cells = pq.read_table(f"out.{suffix}").column("ward")
         assert dpk.estimate(cells, f"out.{suffix}.json").supports.tolist() == e.supports.tolist()
-        form["columns"][0]["certificate"]["threshold"] -= 3
+        payload["columns"][0]["certificate"]["threshold"] -= 3
         with pytest.raises(dpk.CertificateError):
-            dpk.estimate(cells, form)
+            dpk.estimate(cells, payload)
 
 
 @pytest.mark.lengthy
@@ -204,13 +204,13 @@ def test_every_group_of_a_picture_has_its_own_labels(run: Run, monkeypatch):
     pq.write_table(
         pa.table({"plan": [plan for plan, _ in rows], "fruit": [str(fruit) for _, fruit in rows]}), "in.parquet"
     )
-    given = ["--column", "fruit", "--categories", ",".join(labels), "--epsilon", "4"]
-    assert run("perturb", "in.parquet", "out.parquet", *given).code == 0
+    options = ["--column", "fruit", "--categories", ",".join(labels), "--epsilon", "4"]
+    assert run("perturb", "in.parquet", "out.parquet", *options).code == 0
     monkeypatch.setattr("dpkernels.cli.category_estimates.write_png", lambda figure, _: figures.append(figure))
-    form = json.loads(run("estimate", "out.parquet", "--by", "plan", "--json", "--plot", "p.png").out)
+    payload = json.loads(run("estimate", "out.parquet", "--by", "plan", "--json", "--plot", "p.png").out)
     (figure,) = figures
     FigureCanvasAgg(figure).draw()
-    for ax, group in zip(figure.axes, form["estimates"], strict=True):
+    for ax, group in zip(figure.axes, payload["estimates"], strict=True):
         names = [text.get_text() for text in ax.get_xticklabels()]
         assert sorted(names) == sorted(labels)
         share = {row["category"]: (row["share_low"], row["share_high"]) for row in group["categories"]}
@@ -227,9 +227,9 @@ def test_false_sidecars_and_outputs_are_refused(run: Run, name):
     text = Path("out.csv.json").read_text()
 
     def verified(change):
-        form = json.loads(text)
-        change(form["columns"][0])
-        Path("out.csv.json").write_text(json.dumps(form))
+        payload = json.loads(text)
+        change(payload["columns"][0])
+        Path("out.csv.json").write_text(json.dumps(payload))
         done = run("certify", "--verify", "out.csv.json")
         estimated = run("estimate", "out.csv", "--column", "ward")
         assert done.code == 4
@@ -290,12 +290,12 @@ def test_sets_that_an_earlier_version_drew_are_verified(run: Run):
     write("in.csv")
     assert run("perturb", "in.csv", "out.csv", *FROM, *named("subset-selection")).code == 0
     path = Path("out.csv.json")
-    form = json.loads(path.read_text())
-    assert form["columns"][0].pop("drawing") == 2
-    path.write_text(json.dumps(form))
+    payload = json.loads(path.read_text())
+    assert payload["columns"][0].pop("drawing") == 2
+    path.write_text(json.dumps(payload))
     assert run("certify", "--verify", "out.csv.json").code == 0
-    form["columns"][0]["drawing"] = "2"
-    path.write_text(json.dumps(form))
+    payload["columns"][0]["drawing"] = "2"
+    path.write_text(json.dumps(payload))
     refused = run("certify", "--verify", "out.csv.json")
     assert refused.code == 4
     assert "drawing: '2' must be a whole number" in refused.err
@@ -306,11 +306,11 @@ def test_the_meaning_of_reports_is_declared_and_not_verified(run: Run, name):
     """Sets and numbers are the same whatever their categories are called."""
     write("in.csv")
     assert run("perturb", "in.csv", "out.csv", *FROM, *named(name)).code == 0
-    form = json.loads(Path("out.csv.json").read_text())
-    options = form["columns"][0]["options"]
+    payload = json.loads(Path("out.csv.json").read_text())
+    options = payload["columns"][0]["options"]
     for labels in (options["categories"], options["categories"][::-1]):
         options["categories"] = labels
-        Path("out.csv.json").write_text(json.dumps(form))
+        Path("out.csv.json").write_text(json.dumps(payload))
         done = run("certify", "--verify", "out.csv.json")
         assert done.code == 0
         assert f"declared, not verified: ward is about {', '.join(labels)}, in this order" in done.out

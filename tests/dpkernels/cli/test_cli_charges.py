@@ -160,9 +160,9 @@ def test_forged_charges_are_refused(run: Run) -> None:
     assert run(*COUNT, *SAME, *LEDGER).code == 0
     text = Path("out.csv.json").read_text()
     for change, words in FORGERIES.values():
-        form = json.loads(text)
-        change(form["ledger"])
-        Path("out.csv.json").write_text(json.dumps(form))
+        payload = json.loads(text)
+        change(payload["ledger"])
+        Path("out.csv.json").write_text(json.dumps(payload))
         assert_refused(run("certify", "--verify", "out.csv.json"), 4, words)
 
 
@@ -188,9 +188,9 @@ def test_many_rows_cost_the_upper_end_of_their_bracket(run: Run) -> None:
     charge = charge_of("out.npy.json")
     assert 4 < float(charge["epsilon"]) < 6
     assert run("certify", "--verify", "out.npy.json").code == 0
-    form = json.loads(Path("out.npy.json").read_text())
-    form["ledger"]["epsilon"] = f"{float(charge['epsilon']) * 0.99999:.7g}"
-    Path("out.npy.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.npy.json").read_text())
+    payload["ledger"]["epsilon"] = f"{float(charge['epsilon']) * 0.99999:.7g}"
+    Path("out.npy.json").write_text(json.dumps(payload))
     assert_refused(run("certify", "--verify", "out.npy.json"), 4, "ledger: epsilon: ")
 
 

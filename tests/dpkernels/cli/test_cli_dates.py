@@ -192,8 +192,8 @@ def test_where_neighbours_are_near_a_time_of_day_is_refused(run: Run) -> None:
     write("in.csv", ["1950-06-01", "1950-06-02T00:00:00Z", *DATES])
     assert run("perturb", "in.csv", "out.csv", *BORN, *noise).code == 0
     ends = ["--lower", "1900-01-01", "--upper", "2000-01-01"]
-    form = json.loads(run("estimate", "out.csv", *ends, "--json").out)
-    assert form["values"] == [0, (date(2000, 1, 1) - ORIGIN).days]
+    payload = json.loads(run("estimate", "out.csv", *ends, "--json").out)
+    assert payload["values"] == [0, (date(2000, 1, 1) - ORIGIN).days]
     assert_refused(run("estimate", "out.csv"), 2, "--lower and --upper: missing")
     times = pa.array([datetime(1950, 6, 1, 12)], pa.timestamp("ms"))
     pq.write_table(pa.table({"born": times}), "in.parquet")
@@ -269,9 +269,9 @@ def test_a_dataset_and_a_file_of_options(run: Run) -> None:
 def test_a_sidecar_with_another_origin_is_refused(run: Run, origin: Any) -> None:
     write("in.csv", DATES[:20])
     assert run("perturb", "in.csv", "out.csv", *BORN, *BOUNDS).code == 0
-    form = json.loads(Path("out.csv.json").read_text())
-    form["columns"][0]["date_origin"] = origin
-    Path("out.csv.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.csv.json").read_text())
+    payload["columns"][0]["date_origin"] = origin
+    Path("out.csv.json").write_text(json.dumps(payload))
     for command_ in (["certify", "--verify", "out.csv.json"], ["estimate", "out.csv"]):
         assert_refused(run(*command_), 4, "date_origin")
 

@@ -340,8 +340,8 @@ def test_a_sidecar_of_other_types_is_refused_by_the_field(run: Run, case: str) -
 
 def test_a_damaged_layout_is_refused_by_the_name_of_the_sidecar(run: Run) -> None:
     released(run, "out.csv")
-    form = json.loads(Path("out.csv.json").read_text())
-    Path("out.csv.json").write_text(json.dumps(form | {"layout": form["layout"] | {"kind": "xyz"}}))
+    payload = json.loads(Path("out.csv.json").read_text())
+    Path("out.csv.json").write_text(json.dumps(payload | {"layout": payload["layout"] | {"kind": "xyz"}}))
     told = "out.csv.json: is not the sidecar of a release; layout: 'xyz' with ',' is not a known format"
     assert_refused(run("estimate", "out.csv"), 4, f"error: {told}")
 
@@ -354,8 +354,8 @@ def test_rounded_reports(run: Run) -> None:
 
 def test_two_points_tell_the_mean_alone(run: Run) -> None:
     np.save("in.npy", people()["age"])
-    given = ["--mechanism", "duchi", "--epsilon", "1", "--lower", "0", "--upper", "100"]
-    assert run("perturb", "in.npy", "out.npy", *given).code == 0
+    options = ["--mechanism", "duchi", "--epsilon", "1", "--lower", "0", "--upper", "100"]
+    assert run("perturb", "in.npy", "out.npy", *options).code == 0
     told = estimated(run, "out.npy")["estimates"][0]
     assert told["mean"]["value"] == pytest.approx(np.load("out.npy").mean())
     assert told["quantile_0.5"]["value"] is None
@@ -366,8 +366,8 @@ def test_two_points_tell_the_mean_alone(run: Run) -> None:
 @pytest.mark.lengthy
 def test_additive_noise_has_ends_of_the_users(run: Run) -> None:
     np.save("in.npy", people()["age"])
-    given = ["--mechanism", "laplace", "--epsilon", "1", "--sensitivity", "20"]
-    assert run("perturb", "in.npy", "out.npy", *given).code == 0
+    options = ["--mechanism", "laplace", "--epsilon", "1", "--sensitivity", "20"]
+    assert run("perturb", "in.npy", "out.npy", *options).code == 0
     assert_refused(run("estimate", "out.npy"), 2, "--lower and --upper: missing; additive noise")
     told = estimated(run, "out.npy", "--lower", "0", "--upper", "100", "--quantiles", "0.5")["estimates"][0]
     assert told["mean"]["value"] == pytest.approx(people()["age"].mean(), abs=2)
@@ -409,9 +409,9 @@ def test_the_sidecar_of_another_release(run: Run) -> None:
 
 def test_a_forged_table_is_refused(run: Run) -> None:
     released(run, "out.csv", "--full-certificate")
-    form = json.loads(Path("out.csv.json").read_text())
-    form["columns"][0]["certificate"]["table"]["window"][0][0] += 1
-    Path("out.csv.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.csv.json").read_text())
+    payload["columns"][0]["certificate"]["table"]["window"][0][0] += 1
+    Path("out.csv.json").write_text(json.dumps(payload))
     assert_refused(run("estimate", "out.csv"), 4, "total: weights sum to 2^32")
 
 

@@ -132,8 +132,8 @@ def test_single_precision_stays_so(run: Run, known_secret: None) -> None:
         verified = run("certify", "--verify", "out.csv.json")
         assert verified.code == 0, verified.err
         assert json.loads(run("estimate", "out.csv", "--json").out)["estimates"][0]["reports"] == ROWS
-    form = json.loads(Path("out.csv.json").read_text())
-    assert form["columns"][0]["report_type"] == "float32"
+    payload = json.loads(Path("out.csv.json").read_text())
+    assert payload["columns"][0]["report_type"] == "float32"
     assert "report_type" not in json.loads(Path("same.parquet.json").read_text())["columns"][0]
 
 
@@ -233,5 +233,5 @@ def test_a_dataset(run: Run, suffix: str, kind: str, known_secret: None) -> None
     assert run("certify", "--verify", "out/_release.json").code == 0
     answers = [json.loads(run("estimate", name, "--json").out) for name in ("same", "out")]
     assert answers[0] == answers[1]
-    found = run("perturb", f"in/*.{suffix}", "in", *COLUMN, *AGE, "--output-format", kind)
-    assert_refused(found, 2)
+    result = run("perturb", f"in/*.{suffix}", "in", *COLUMN, *AGE, "--output-format", kind)
+    assert_refused(result, 2)

@@ -52,12 +52,12 @@ def test_all_bad_rows_are_in_json_without_their_values(run: Run) -> None:
     Path("in.csv").write_text(BAD_CSV)
     Ledger.create("people.ledger", 5)
     done = run(*RELEASE, "--ledger", "people.ledger", "--json")
-    form = json.loads(done.out)
-    assert (done.code, form["code"]) == (1, 1)
-    assert form["rows"]["counts"] == {"missing": 2, "not a number": 1, "outside the interval": 1, "not finite": 1}
-    assert form["rows"]["all"] is True
-    assert [row["row"] for row in form["rows"]["first"]] == BAD_PLACES
-    assert "is voided: nothing was released" in form["charge"]
+    payload = json.loads(done.out)
+    assert (done.code, payload["code"]) == (1, 1)
+    assert payload["rows"]["counts"] == {"missing": 2, "not a number": 1, "outside the interval": 1, "not finite": 1}
+    assert payload["rows"]["all"] is True
+    assert [row["row"] for row in payload["rows"]["first"]] == BAD_PLACES
+    assert "is voided: nothing was released" in payload["charge"]
     for value in ("secret", "501.25", "1e400"):
         assert value not in done.out
     assert Ledger("people.ledger").state().spent == (0, 0)
@@ -120,12 +120,12 @@ def test_verification_in_json(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     assert run(*RELEASE).code == 0
     done = run("certify", "--verify", "out.csv.json", "--json")
-    form = json.loads(done.out)
-    assert (done.code, form["verified"]) == (0, True)
-    assert {statement["status"] for statement in form["statements"]} == {"ok", "declared, not verified"}
+    payload = json.loads(done.out)
+    assert (done.code, payload["verified"]) == (0, True)
+    assert {statement["status"] for statement in payload["statements"]} == {"ok", "declared, not verified"}
     Path("out.csv").unlink()
-    form = json.loads(run("certify", "--verify", "out.csv.json", "--json").out)
-    assert (form["code"], form["verified"]) == (4, False)
+    payload = json.loads(run("certify", "--verify", "out.csv.json", "--json").out)
+    assert (payload["code"], payload["verified"]) == (4, False)
 
 
 # Options in a file
@@ -321,10 +321,10 @@ def test_markers_of_missing_values_are_no_numbers(run: Run) -> None:
     Path("moved.tsv").write_text(Path("out.csv").read_text().replace(",", "\t"))
     moved = ["estimate", "moved.tsv", "--sidecar", "out.csv.json", "--column", "ward", "--json"]
     assert json.loads(run(*moved).out)["missing"] == json.loads(run("estimate", "out.csv", *moved[4:]).out)["missing"]
-    form = json.loads(Path("out.csv.json").read_text())
-    assert form["layout"]["markers"] == ["-999", "N/A"]
-    del form["layout"]["markers"]
-    Path("out.csv.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.csv.json").read_text())
+    assert payload["layout"]["markers"] == ["-999", "N/A"]
+    del payload["layout"]["markers"]
+    Path("out.csv.json").write_text(json.dumps(payload))
     assert run("certify", "--verify", "out.csv.json").code == 4
     pq.write_table(pa.table({"age": [1.0]}), "in.parquet")
     refused = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing-markers", "x")
@@ -410,11 +410,11 @@ def test_what_commands_print_follows_their_schemas(run: Run) -> None:
         for arguments in calls:
             done = run(*arguments, "--json")
             assert (done.code == 0) == (name != "any that fails"), done
-            form = json.loads(done.out)
-            assert problems(form, SCHEMAS[name]) == [], arguments
+            payload = json.loads(done.out)
+            assert problems(payload, SCHEMAS[name]) == [], arguments
     # A schema is a statement: another type, a field more and a field less are found.
-    assert problems(form | {"page": 1}, SCHEMAS["explore"])
-    assert problems(form | {"more": 1}, SCHEMAS["explore"])
+    assert problems(payload | {"page": 1}, SCHEMAS["explore"])
+    assert problems(payload | {"more": 1}, SCHEMAS["explore"])
     assert problems({}, SCHEMAS["explore"])
     assert SCHEMAS.keys() - PRINTED.keys() == {"tune"}
 

@@ -55,13 +55,13 @@ def test_a_release_has_the_reports_of_the_library(run: Run, suffix, known_secret
     assert verified.code == 0, verified.err
     assert "ok: word, mechanism prefix-response, epsilon 6; neighbours: any two of the 531441 values" in verified.out
     found = PLAN.find(cells, most=8)
-    form = json.loads(run("estimate", f"out.{suffix}", "--most", "8", "--json").out)
-    assert [row["value"] for row in form["found"]] == found.values
-    assert {row["value"] for row in form["found"][:4]} == {"fig", "figs", "kiwi", "nut"}
-    np.testing.assert_array_equal([row["share_low"] for row in form["found"]], found.low)
-    np.testing.assert_array_equal([row["share_high"] for row in form["found"]], found.high)
-    assert form["reports"] == 3000
-    assert form["standard_error"] == PLAN.standard_error(3000)
+    payload = json.loads(run("estimate", f"out.{suffix}", "--most", "8", "--json").out)
+    assert [row["value"] for row in payload["found"]] == found.values
+    assert {row["value"] for row in payload["found"][:4]} == {"fig", "figs", "kiwi", "nut"}
+    np.testing.assert_array_equal([row["share_low"] for row in payload["found"]], found.low)
+    np.testing.assert_array_equal([row["share_high"] for row in payload["found"]], found.high)
+    assert payload["reports"] == 3000
+    assert payload["standard_error"] == PLAN.standard_error(3000)
     shown = run("estimate", f"out.{suffix}", "--most", "8", "--plot", "p.png")
     assert "fig " in shown.out
     assert "4 more values; " in shown.out
@@ -103,9 +103,9 @@ def test_values_that_are_none_and_missing_ones(run: Run, suffix):
         options = ["--other", "zzzz", "--longer", "cut", "--missing", missing]
         assert run("perturb", f"in.{suffix}", target, *WORDS, *options).code == 0
         assert f"{rows} rows" in run("certify", "--verify", f"{target}.json").out
-        form = json.loads(run("estimate", target, "--json").out)
-        assert form["reports"] == 3002
-        assert form["missing"] == rows - 3002
+        payload = json.loads(run("estimate", target, "--json").out)
+        assert payload["reports"] == 3002
+        assert payload["missing"] == rows - 3002
         for file in (target, f"{target}.json"):
             assert b"SECRET" not in Path(file).read_bytes()
             assert b"kiwi" not in Path(file).read_bytes()
@@ -122,9 +122,9 @@ def test_false_sidecars_and_outputs_are_refused(run: Run):
     text = Path("out.csv.json").read_text()
 
     def refused(change):
-        form = json.loads(text)
-        change(form["columns"][0])
-        Path("out.csv.json").write_text(json.dumps(form))
+        payload = json.loads(text)
+        change(payload["columns"][0])
+        Path("out.csv.json").write_text(json.dumps(payload))
         assert run("certify", "--verify", "out.csv.json").code == 4
         done = run("estimate", "out.csv")
         assert done.code != 0
@@ -236,5 +236,5 @@ def test_account_and_certify(run: Run):
     assert "at one of 3 levels" in done.out
     done = run("account", "prefix-response", *options, "--json")
     assert done.code == 0, done.err
-    form = json.loads(done.out)
-    assert form["share_variance"] == pytest.approx(dpk.prefix_response(1.0, 4, LETTERS).standard_error(1) ** 2)
+    payload = json.loads(done.out)
+    assert payload["share_variance"] == pytest.approx(dpk.prefix_response(1.0, 4, LETTERS).standard_error(1) ** 2)

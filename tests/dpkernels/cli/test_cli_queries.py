@@ -142,9 +142,9 @@ def test_one_budget_for_all_rows_is_charged_once(run: Run, budget: str, mechanis
     checked = run("certify", "--verify", "out.csv.json")
     assert checked.code == 0, checked.err
     assert f"all rows together: epsilon {epsilon}" in checked.out
-    form = json.loads(Path("out.csv.json").read_text())
-    assert form["ledger"]["charged_rows"] == N
-    (certificate,) = form["certificates"].values()
+    payload = json.loads(Path("out.csv.json").read_text())
+    assert payload["ledger"]["charged_rows"] == N
+    (certificate,) = payload["certificates"].values()
     epsilons = unpack_array(certificate["claims"]["epsilon"])
     if not delta:
         assert 0.999 * 0.8 <= sum(map(Fraction, map(repr, epsilons.tolist()))) <= Fraction("0.8")
@@ -287,13 +287,13 @@ def check(queries: Any, source: Any) -> None:
 
 def forged(change: Any) -> None:
     """Change the sidecar's certificate, and let everything that refers to it agree."""
-    form = json.loads(Path("out.csv.json").read_text())
-    (certificate,) = form["certificates"].values()
-    change(form, certificate)
-    digest = hashlib.sha256(json.dumps(certificate_in_full(certificate, form), sort_keys=True).encode()).hexdigest()
-    form["certificates"] = {digest: certificate}
-    form["columns"][0]["certificate"] = {"sha256": digest}
-    Path("out.csv.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.csv.json").read_text())
+    (certificate,) = payload["certificates"].values()
+    change(payload, certificate)
+    digest = hashlib.sha256(json.dumps(certificate_in_full(certificate, payload), sort_keys=True).encode()).hexdigest()
+    payload["certificates"] = {digest: certificate}
+    payload["columns"][0]["certificate"] = {"sha256": digest}
+    Path("out.csv.json").write_text(json.dumps(payload))
 
 
 def certificate_in_full(certificate: Any, form: Any) -> Any:
@@ -377,9 +377,9 @@ def test_a_parameter_that_was_changed_in_the_output_is_found(run: Run) -> None:
     last = text.splitlines()[-1].split(",")
     changed = text.replace(",".join(last), ",".join([last[0], "0.5", *last[2:]]))
     Path("out.csv").write_text(changed)
-    form = json.loads(Path("out.csv.json").read_text())
-    form["output"] |= {"sha256": hashlib.sha256(changed.encode()).hexdigest(), "bytes": len(changed)}
-    Path("out.csv.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.csv.json").read_text())
+    payload["output"] |= {"sha256": hashlib.sha256(changed.encode()).hexdigest(), "bytes": len(changed)}
+    Path("out.csv.json").write_text(json.dumps(payload))
     assert_refused(run("certify", "--verify", "out.csv.json"), 4, "is not the sensitivity of its certificate")
 
 
@@ -444,12 +444,12 @@ def test_one_budget_with_a_delta_is_divided_by_the_composition_of_pure_claims() 
 
 @pytest.mark.parametrize("array", [np.array([1.5, -2.0, 1e300]), np.arange(5) - 2, np.zeros(0)])
 def test_packed_arrays_are_read_as_they_were(array: np.ndarray) -> None:
-    form = json.loads(json.dumps(pack_array(array)))
-    again = unpack_array(form)
+    payload = json.loads(json.dumps(pack_array(array)))
+    again = unpack_array(payload)
     assert again.dtype == array.dtype
     np.testing.assert_array_equal(again, array)
     for damage in ({"count": len(array) + 1}, {"type": "text"}, {"data": "!"}, {"count": -1}, {"more": 1}):
         with pytest.raises(ValueError, match=r"array|integers"):
-            unpack_array(form | damage)
+            unpack_array(payload | damage)
     with pytest.raises(ValueError, match="finite"):
         unpack_array(pack_array(np.array([np.nan])))

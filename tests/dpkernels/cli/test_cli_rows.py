@@ -161,8 +161,8 @@ def test_missing_values(run: Run, suffix: str, block: int, known_secret: None, m
     dropped = run("perturb", source, f"drop{suffix}", *column, *AGE, "--missing", "drop")
     assert "NOT protected" in dropped.out
     np.testing.assert_array_equal(numbers(Path(f"drop{suffix}")), reports[~missing])
-    form = json.loads(Path(f"drop{suffix}.json").read_text())
-    assert (form["missing"], form["rows"]) == ("drop", (~missing).sum())
+    payload = json.loads(Path(f"drop{suffix}.json").read_text())
+    assert (payload["missing"], payload["rows"]) == ("drop", (~missing).sum())
 
 
 def test_which_kind_is_missing_stays(run: Run) -> None:
@@ -199,11 +199,11 @@ def test_a_file_whose_rows_are_all_dropped_costs_nothing(
     if disk_is_full:
         monkeypatch.setattr(pq.ParquetWriter, "close", full)
         monkeypatch.setattr(plan, "sha256_and_size", full)
-    given = ["perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing", "drop", *more]
-    done = run(*given, "--ledger", "people.ledger", "--budget", "10")
+    options = ["perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing", "drop", *more]
+    done = run(*options, "--ledger", "people.ledger", "--budget", "10")
     assert_refused(done, 1, "error: in.parquet: every row has a missing value; there is no row to perturb (charge 1 of")
     assert "in people.ledger is voided: nothing was released)" in done.err
-    assert_refused(run(*given, "--check"), 1, "in.parquet: every row has a missing value")
+    assert_refused(run(*options, "--check"), 1, "in.parquet: every row has a missing value")
     assert_nothing_but("in.parquet", "people.ledger")
 
 
@@ -366,9 +366,9 @@ def test_rounding_is_written_down(run: Run, known_secret: None) -> None:
 def test_quiet_and_json(run: Run) -> None:
     write(Path("in.csv"), ages(200))
     assert run("perturb", "in.csv", "out.csv", *COLUMN, *AGE, "--quiet").out == ""
-    form = json.loads(run("perturb", "in.csv", "b.csv", *COLUMN, *AGE, "--json").out)
-    assert (form["rows"], form["epsilon"], form["copied"], form["output"]) == (200, 1.0, ["id"], "b.csv")
-    assert form["columns"][0]["parameters"]["first.upper"] == 120
+    payload = json.loads(run("perturb", "in.csv", "b.csv", *COLUMN, *AGE, "--json").out)
+    assert (payload["rows"], payload["epsilon"], payload["copied"], payload["output"]) == (200, 1.0, ["id"], "b.csv")
+    assert payload["columns"][0]["parameters"]["first.upper"] == 120
 
 
 # Parquet files keep how they are written

@@ -201,12 +201,12 @@ def test_a_release_is_that_of_one_process(run: Run, named: str, known_secret: No
     assert result.code == 0, result.err
     assert is_release_of(Path("out"), ages)
     assert "copied as they are, NOT protected: id" in result.out
-    form = json.loads(Path("out", SIDECAR).read_text())
-    assert form["rows"] == 3500
-    assert [part["rows"] for part in form["output"]["parts"]] == [700] * 5
-    assert names("out") == sorted([SIDECAR, *(part["name"] for part in form["output"]["parts"])])
+    payload = json.loads(Path("out", SIDECAR).read_text())
+    assert payload["rows"] == 3500
+    assert [part["rows"] for part in payload["output"]["parts"]] == [700] * 5
+    assert names("out") == sorted([SIDECAR, *(part["name"] for part in payload["output"]["parts"])])
     assert names() == ["in", "out"]
-    assert SECRET.hex() not in json.dumps(form)
+    assert SECRET.hex() not in json.dumps(payload)
 
 
 def test_a_single_file_may_be_released_in_parts(run: Run, known_secret: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,13 +490,13 @@ def test_a_store_that_does_not_answer_is_not_waited_for_a_quarter_of_an_hour(mon
             return pa.fs.LocalFileSystem(), "b/k"
 
     monkeypatch.setattr(locations.fs, "FileSystem", Opened)
-    given = ["gs://b/k", "GCS://b/k?scheme=http", "gs://b/k?retry_limit_seconds=900", "s3://b/k?region=x"]
-    for uri in given:
+    options = ["gs://b/k", "GCS://b/k?scheme=http", "gs://b/k?retry_limit_seconds=900", "s3://b/k?region=x"]
+    for uri in options:
         Location.parse(uri)
     assert opened == [
         "gs://b/k?retry_limit_seconds=30",
         "GCS://b/k?scheme=http&retry_limit_seconds=30",
-        *given[2:],
+        *options[2:],
     ]
 
 
@@ -704,12 +704,12 @@ def test_a_number_that_is_no_report_is_named_by_its_row_of_the_file(run: Run, mo
     reports = table["age"].to_numpy().copy()
     reports[777] = 1e6
     pq.write_table(table.set_column(1, "age", pa.array(reports)), path, row_group_size=100)
-    form = json.loads(Path("out", SIDECAR).read_text())
-    form["output"]["parts"][0] |= {
+    payload = json.loads(Path("out", SIDECAR).read_text())
+    payload["output"]["parts"][0] |= {
         "bytes": path.stat().st_size,
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
     }
-    Path("out", SIDECAR).write_text(json.dumps(form))
+    Path("out", SIDECAR).write_text(json.dumps(payload))
     small_parts(monkeypatch)
     result = run("estimate", "out", "--column", "age")
     assert result.code == 1
@@ -762,10 +762,10 @@ def test_a_damaged_sidecar_of_a_dataset_is_told_by_name(run: Run, change: Any) -
 def test_a_dataset_whose_sidecar_says_that_it_has_no_row_is_refused(run: Run) -> None:
     write(Path("in"), files=2, rows=20)
     assert run("perturb", "in", "out", *AGE).code == 0
-    form = json.loads(Path("out", SIDECAR).read_text())
-    for part in form["output"]["parts"]:
+    payload = json.loads(Path("out", SIDECAR).read_text())
+    for part in payload["output"]["parts"]:
         part["rows"] = 0
-    Path("out", SIDECAR).write_text(json.dumps(form))
+    Path("out", SIDECAR).write_text(json.dumps(payload))
     assert_refused(run("estimate", "out", "--column", "age"), 4, "out: its files have no row, the release 40")
 
 

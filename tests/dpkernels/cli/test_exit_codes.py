@@ -127,9 +127,9 @@ def test_every_subcommand_ends_with_the_code_of_its_failure(
         assert done.code == code, (arguments, done)
         assert bool(done.err.count("error: ")) == bool(code)
         if more:
-            form = json.loads(done.out)
-            assert not code or form["code"] == code, (arguments, form)
-            assert ("error" in form) == bool(code)
+            payload = json.loads(done.out)
+            assert not code or payload["code"] == code, (arguments, payload)
+            assert ("error" in payload) == bool(code)
 
 
 def test_codes_are_explained_by_help_and_the_page(run: Run) -> None:

@@ -165,9 +165,9 @@ def test_errors_of_a_count(show, sensitivity):
     assert ("discrete-laplace" in several) == (sensitivity == 1)
     if sensitivity == 1:
         _, own, together, _ = several["discrete-laplace"]
-        found = accountants.guarantee(dpk.discrete_laplace(epsilon=number(own))).repeat(20).estimate_epsilon(1e-6)
-        assert found <= 0.8 * (1 + 1e-9)
-        assert number(together) == close(found)
+        epsilon = accountants.guarantee(dpk.discrete_laplace(epsilon=number(own))).repeat(20).estimate_epsilon(1e-6)
+        assert epsilon <= 0.8 * (1 + 1e-9)
+        assert number(together) == close(epsilon)
 
 
 def made_by(page):
@@ -262,10 +262,10 @@ def test_several_releases(show, name):
     page = show(epsilon=2.5, count=30, delta=1e-6, mechanism=name)
     _, _, own, together, *_ = ranking(page)[name]
     m = bounded(name, number(own))
-    found = accountants.guarantee(m).repeat(30).estimate_epsilon(1e-6)
-    assert found <= 2.5
-    assert number(together) == close(found)
-    assert found > 2.5 * (1 - (0.04 if name == "optimal" else 2e-3)), "rounded down, but not by more"
+    epsilon = accountants.guarantee(m).repeat(30).estimate_epsilon(1e-6)
+    assert epsilon <= 2.5
+    assert number(together) == close(epsilon)
+    assert epsilon > 2.5 * (1 - (0.04 if name == "optimal" else 2e-3)), "rounded down, but not by more"
     shown = dict(rows(page, "growth"))
     for count in (2, 100):
         assert shown[count] == close(accountants.guarantee(m).repeat(count).estimate_epsilon(1e-6))
@@ -276,10 +276,10 @@ def test_several_releases_of_a_statistic(show):
     for name, make in (("gaussian", accountants.calibrate.gaussian), ("staircase", dpk.staircase)):
         error, own, together, _ = map(number, [*ranking(page)[name][:3], "0"])
         m = make(epsilon=own, sensitivity=1.0, **({"delta": 1e-8} if name == "gaussian" else {}))
-        found = accountants.guarantee(m).repeat(100).estimate_epsilon(1e-8)
+        epsilon = accountants.guarantee(m).repeat(100).estimate_epsilon(1e-8)
         assert error == close(math.sqrt(m.worst_variance))
-        assert found <= 3.0
-        assert together == close(found)
+        assert epsilon <= 3.0
+        assert together == close(epsilon)
 
 
 @pytest.mark.parametrize(("people", "epsilon"), [(5_000, 0.3), (1_234_567, 0.1), (70_000_000, 0.9)])

@@ -101,11 +101,11 @@ def faults_of(code: int, err: str, text: str | None) -> str:
     """What is wrong with how the command ended, and with its JSON; empty for nothing."""
     if text is not None:
         try:
-            form = json.loads(text)
+            payload = json.loads(text)
         except ValueError:
             return f"no JSON: {text[:200]!r}"
-        if isinstance(form, dict) and form.get("code", 0) != code:
-            return f"code {code}, and JSON says {form['code']}"
+        if isinstance(payload, dict) and payload.get("code", 0) != code:
+            return f"code {code}, and JSON says {payload['code']}"
     lines = [line for line in err.splitlines() if line.startswith("dpkernels: error: ")]
     if "error: unexpected " in err or "Traceback" in err:
         return "unexpected"

@@ -495,8 +495,8 @@ def test_impossible_targets_are_refused_before_the_charge(run: Run, case: str, m
     os.mkfifo("pipe.csv")
     with Path("huge.csv.json").open("wb") as file:
         file.truncate(1 << 30)
-    given = ["perturb", "in.csv", name, "--column", "age", *AGE, "--ledger", "people.ledger", "--budget", "3"]
-    assert_refused(run(*given, *more), 2, words)
+    options = ["perturb", "in.csv", name, "--column", "age", *AGE, "--ledger", "people.ledger", "--budget", "3"]
+    assert_refused(run(*options, *more), 2, words)
     assert_nothing_but("in.csv", "folder.csv.json", "pipe.csv", "huge.csv.json")
 
 
@@ -544,8 +544,8 @@ def test_a_closed_standard_stream_is_refused_before_the_charge(
 ) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     monkeypatch.setattr(sys, stream, None)
-    given = ["perturb", *places, "--column", "age", *AGE, "--ledger", "people.ledger", "--budget", "3"]
-    assert_refused(run(*given), 2, "- is closed; name a file, or leave the standard stream open")
+    options = ["perturb", *places, "--column", "age", *AGE, "--ledger", "people.ledger", "--budget", "3"]
+    assert_refused(run(*options), 2, "- is closed; name a file, or leave the standard stream open")
     assert_nothing_but("in.csv")
 
 

@@ -34,11 +34,11 @@ def test_account_prints_the_truth(run: Run, case: str) -> None:
     given, mechanism, sensitivity = CASES[case]
     done = run("account", case.partition(",")[0], *given, *AT, "--json")
     assert done.code == 0, done.err
-    form = json.loads(done.out)
-    for row in form["delta_at_epsilon"]:
+    payload = json.loads(done.out)
+    for row in payload["delta_at_epsilon"]:
         true = float(exact_profile(mechanism, row["epsilon"], sensitivity))
         assert row["delta"] == pytest.approx(true, rel=1e-9, abs=1e-15)
-    for row in form["epsilon_at_delta"]:
+    for row in payload["epsilon_at_delta"]:
         if row["epsilon"] is None:  # No epsilon suffices.
             assert float(exact_profile(mechanism, 30.0, sensitivity)) > row["delta"]
             continue
@@ -47,6 +47,6 @@ def test_account_prints_the_truth(run: Run, case: str) -> None:
         )
         assert above <= row["delta"] * (1 + 1e-9) + 1e-15
         assert below >= row["delta"] or row["epsilon"] == 0.0
-    if (pure := form["pure_epsilon"]) is not None:
+    if (pure := payload["pure_epsilon"]) is not None:
         assert float(exact_profile(mechanism, np.nextafter(pure, np.inf), sensitivity)) <= 1e-12
         assert float(exact_profile(mechanism, pure * (1 - 1e-3), sensitivity)) > 0

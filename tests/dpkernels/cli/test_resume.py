@@ -326,9 +326,9 @@ def test_all_bad_rows_of_a_dataset_are_reported_at_once(run: Run) -> None:
     for at in range(3):
         Path(f"in/{at}.csv").write_text(f"id,age\na,1\nb,{'' if at else 5}\nc,{501.25 if at == 2 else 7}\nd,3\n")
     done = run(*RELEASE, "--json")
-    form = json.loads(done.out)
-    assert (done.code, form["rows"]["counts"]) == (1, {"missing": 2, "outside the interval": 1})
-    places = [row["place"].partition("/in/")[2] for row in form["rows"]["first"]]
+    payload = json.loads(done.out)
+    assert (done.code, payload["rows"]["counts"]) == (1, {"missing": 2, "outside the interval": 1})
+    places = [row["place"].partition("/in/")[2] for row in payload["rows"]["first"]]
     assert places == ["1.csv: row 1 (line 3)", "2.csv: row 1 (line 3)", "2.csv: row 2 (line 4)"]
     assert "501.25" not in done.out
 

@@ -65,9 +65,9 @@ def test_a_table_and_a_sidecar_that_is_verified(folder):
         verified = run("certify --verify out.csv.json").output
         assert "spent: epsilon 7, delta 0" in verified
     assert json.loads(run("certify --verify out.csv.json --json").output)["verified"]
-    form = json.loads((folder / "out.csv.json").read_text())
-    form["spent"] = ["1", "0"]
-    (folder / "out.csv.json").write_text(json.dumps(form))
+    payload = json.loads((folder / "out.csv.json").read_text())
+    payload["spent"] = ["1", "0"]
+    (folder / "out.csv.json").write_text(json.dumps(payload))
     result = run("certify --verify out.csv.json", fails=True)
     assert exit_code(result.exception) == UNVERIFIED
 
@@ -117,8 +117,8 @@ def test_keys_are_found_and_top_is_drawn(folder):
     several = "--by plan=A,B,C --count --mean age:0:90 --histogram age:0,30,90"
     run(f"release people.csv all.csv {several} --epsilon 5 --plot all.png")
     assert pyplot.imread("all.png").shape[0] > 2 * alone[0], "several statistics are one above the other"
-    form = json.loads(run("release people.csv top.csv --top plan:1:A,B,C --epsilon 2 --json").output)
-    assert form["releases"][0]["result"]["index"]["rank"] == [1]
+    payload = json.loads(run("release people.csv top.csv --top plan:1:A,B,C --epsilon 2 --json").output)
+    assert payload["releases"][0]["result"]["index"]["rank"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,9 @@ def test_a_release_of_statistics_that_fails_says_what_became_of_its_charge(
 
     monkeypatch.setattr("dpkernels.cli.release._write", fail)
     assert main(["release", "people.csv", "out.csv", "--count", "--epsilon", "1", "--ledger", "l", "--json"]) == code
-    form = json.loads(capsys.readouterr().out)
-    assert form["code"] == 1
-    assert ("stays in l" if spent else "is voided") in form["charge"]
+    payload = json.loads(capsys.readouterr().out)
+    assert payload["code"] == 1
+    assert ("stays in l" if spent else "is voided") in payload["charge"]
     assert ledger.state().spent.epsilon == spent
     assert {path.name for path in folder.iterdir()} == names
 

@@ -304,13 +304,13 @@ def test_a_forged_ledger_disturbs_no_terminal(log: Callable[..., Result]) -> Non
 def test_a_forged_sidecar_disturbs_no_terminal(log: Callable[..., Result]) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     assert log("perturb", "in.csv", "out.csv", *COLUMN, *AGE).code == 0
-    form = json.loads(Path("out.csv.json").read_text())
-    column = form["columns"][0]
-    forgeries = [form | {key: f"{ESCAPE}\nfake"} for key in form]
-    forgeries += [form | {"columns": [column | {key: f"{ESCAPE}\nfake"}]} for key in column]
-    forgeries += [form | {f"{ESCAPE}\nfake": 1}, form | {"versions": {ESCAPE: ESCAPE}}]
-    forgeries += [form | {"output": form["output"] | {key: f"{ESCAPE}\nfake"}} for key in form["output"]]
-    forgeries += [form | {"layout": form["layout"] | {key: f"{ESCAPE}\nfake"}} for key in form["layout"]]
+    payload = json.loads(Path("out.csv.json").read_text())
+    column = payload["columns"][0]
+    forgeries = [payload | {key: f"{ESCAPE}\nfake"} for key in payload]
+    forgeries += [payload | {"columns": [column | {key: f"{ESCAPE}\nfake"}]} for key in column]
+    forgeries += [payload | {f"{ESCAPE}\nfake": 1}, payload | {"versions": {ESCAPE: ESCAPE}}]
+    forgeries += [payload | {"output": payload["output"] | {key: f"{ESCAPE}\nfake"}} for key in payload["output"]]
+    forgeries += [payload | {"layout": payload["layout"] | {key: f"{ESCAPE}\nfake"}} for key in payload["layout"]]
     for number, forgery in enumerate(forgeries):
         Path("out.csv.json").write_text(json.dumps(forgery))
         for arguments in (["certify", "--verify", "out.csv.json"], ["estimate", "out.csv"]):

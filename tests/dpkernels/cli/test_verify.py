@@ -178,28 +178,28 @@ def can_report(certificate: Any, values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "duchi", "optimal", "triangle-quartic"])
 def test_reports_of_bounded_mechanisms_are_known_and_others_are_not(name: str, dtype: Any) -> None:
-    form = dpk.exact_sampler(dpk.MECHANISMS[name](epsilon=1.0, lower=-3.0, upper=120.0))
+    sampler = dpk.exact_sampler(dpk.MECHANISMS[name](epsilon=1.0, lower=-3.0, upper=120.0))
     values = np.linspace(-3, 120, 5000).astype(dtype)
-    assert can_report(form.certificate, dpk.perturb(values, form)).all()
-    assert can_report(form.certificate, values).mean() < 0.02
+    assert can_report(sampler.certificate, dpk.perturb(values, sampler)).all()
+    assert can_report(sampler.certificate, values).mean() < 0.02
     wild = np.array([np.nan, np.inf, -np.inf, 1e9, -1e9], dtype)
-    assert not can_report(form.certificate, wild).any()
+    assert not can_report(sampler.certificate, wild).any()
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("case", ["laplace", "gaussian", "discrete-laplace", "staircase"])
 def test_reports_of_noise_are_known_and_others_are_not(case: str) -> None:
-    form = dpk.exact_sampler(ADDITIVE[case][1]())
+    sampler = dpk.exact_sampler(ADDITIVE[case][1]())
     values = ages()
-    assert can_report(form.certificate, dpk.perturb(values, form)).all()
-    assert can_report(form.certificate, values).mean() < 0.02
-    assert not can_report(form.certificate, np.array([np.nan, np.inf])).any()
+    assert can_report(sampler.certificate, dpk.perturb(values, sampler)).all()
+    assert can_report(sampler.certificate, values).mean() < 0.02
+    assert not can_report(sampler.certificate, np.array([np.nan, np.inf])).any()
 
 
 def test_certificates_of_vectors_are_refused() -> None:
-    form = dpk.exact_sampler(dpk.multivariate(epsilon=1.0, lower=0.0, upper=1.0, dimensions=3))
+    sampler = dpk.exact_sampler(dpk.multivariate(epsilon=1.0, lower=0.0, upper=1.0, dimensions=3))
     with pytest.raises(ValueError, match="is not of single values"):
-        can_report(form.certificate, np.zeros(3))
+        can_report(sampler.certificate, np.zeros(3))
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
@@ -219,22 +219,22 @@ def test_mechanisms_are_made_again_from_their_options(run: Run, case: str) -> No
     np.save("in.npy", ages())
     assert run("perturb", "in.npy", "out.npy", *arguments(case)).code == 0
     assert "(declared" not in run("certify", "--verify", "out.npy.json").out
-    form = json.loads(Path("out.npy.json").read_text())
-    form["columns"][0]["mechanism"] = "laplace" if "laplace" not in case else "gaussian"
-    Path("out.npy.json").write_text(json.dumps(form))
+    payload = json.loads(Path("out.npy.json").read_text())
+    payload["columns"][0]["mechanism"] = "laplace" if "laplace" not in case else "gaussian"
+    Path("out.npy.json").write_text(json.dumps(payload))
     assert_refused(run("certify", "--verify", "out.npy.json"), 4, "mechanism: ")
 
 
 @pytest.mark.parametrize("decimals", [0, -1, -300, 16, True])
 def test_raw_values_are_no_rounded_reports(run: Run, decimals: Any) -> None:
     Path("in.csv").write_text("age\n" + "".join(f"{at}.25\n" for at in range(50)))
-    given = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--round", "2"]
-    assert run("perturb", "in.csv", "out.csv", *given).code == 0
+    options = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--round", "2"]
+    assert run("perturb", "in.csv", "out.csv", *options).code == 0
     assert run("certify", "--verify", "out.csv.json").code == 0
-    raw, form = Path("in.csv").read_bytes(), json.loads(Path("out.csv.json").read_text())
+    raw, payload = Path("in.csv").read_bytes(), json.loads(Path("out.csv.json").read_text())
     Path("out.csv").write_bytes(raw)
-    form["output"] |= {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
-    for changed in (form, {**form, "decimals": decimals}):
+    payload["output"] |= {"sha256": hashlib.sha256(raw).hexdigest(), "bytes": len(raw)}
+    for changed in (payload, {**payload, "decimals": decimals}):
         Path("out.csv.json").write_text(json.dumps(changed) + "\n")
         assert run("certify", "--verify", "out.csv.json").code == 4
 
@@ -243,20 +243,20 @@ def test_raw_values_are_no_rounded_reports(run: Run, decimals: Any) -> None:
 def test_more_decimals_than_stated_are_refused_where_the_table_is_finer(run: Run, text: str, code: int) -> None:
     """Every number is within half a unit of a report there: its decimals alone tell."""
     Path("in.csv").write_text("age\n" + "50\n" * 50)
-    given = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--round", "0"]
-    assert run("perturb", "in.csv", "out.csv", *given).code == 0
+    options = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--round", "0"]
+    assert run("perturb", "in.csv", "out.csv", *options).code == 0
     forged = ("age\n" + "".join(f"{text.format(at=at)}\n" for at in range(50))).encode()
-    form = json.loads(Path("out.csv.json").read_text())
-    form["output"] |= {"sha256": hashlib.sha256(forged).hexdigest(), "bytes": len(forged)}
+    payload = json.loads(Path("out.csv.json").read_text())
+    payload["output"] |= {"sha256": hashlib.sha256(forged).hexdigest(), "bytes": len(forged)}
     Path("out.csv").write_bytes(forged)
-    Path("out.csv.json").write_text(json.dumps(form) + "\n")
+    Path("out.csv.json").write_text(json.dumps(payload) + "\n")
     assert run("certify", "--verify", "out.csv.json").code == code
 
 
 def test_reports_too_coarse_to_be_told_are_said_to_be(run: Run) -> None:
     np.save("in.npy", np.full(5, 0.5))
-    given = ["--lower", "0", "--upper", "1", "--epsilon", "1", "--mechanism", "piecewise", "--round", "1"]
-    assert run("perturb", "in.npy", "out.npy", *given).code == 0
+    options = ["--lower", "0", "--upper", "1", "--epsilon", "1", "--mechanism", "piecewise", "--round", "1"]
+    assert run("perturb", "in.npy", "out.npy", *options).code == 0
     assert "not verified: reports of (array), too coarse" in run("certify", "--verify", "out.npy.json").out
 
 

@@ -292,9 +292,9 @@ def test_groups():
     m = MECHANISMS["response"]
     _, reports = reports_of(m, 300)
     by = np.array(["x", "y", "x"] * 100)
-    found = dpk.estimate_by(pd.Series(reports), m, pd.Series(by))
-    assert list(found) == ["x", "y"]
-    assert found["x"].supports.tolist() == dpk.estimate(reports[by == "x"], m).supports.tolist()
+    estimated = dpk.estimate_by(pd.Series(reports), m, pd.Series(by))
+    assert list(estimated) == ["x", "y"]
+    assert estimated["x"].supports.tolist() == dpk.estimate(reports[by == "x"], m).supports.tolist()
     numbers = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
     values = dpk.perturb(np.linspace(0, 1, 300), numbers)
     assert dpk.estimate_by(values, numbers, by)["y"].count == 100

@@ -183,10 +183,10 @@ def test_intervals_are_narrower_with_more_known() -> None:
 @pytest.mark.lengthy
 def test_noise_with_a_mean_is_corrected() -> None:
     noise = dpk.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=1.0, upper=12.0)
-    form = dpk.exact_sampler(noise)
-    assert abs(float(form.certificate.table.mean)) > 0.1
-    r = dpk.perturb(np.full(40_000, 50.0), form)
-    found = dpk.consistent_counts(r, form).values.mean()
+    sampler = dpk.exact_sampler(noise)
+    assert abs(float(sampler.certificate.table.mean)) > 0.1
+    r = dpk.perturb(np.full(40_000, 50.0), sampler)
+    found = dpk.consistent_counts(r, sampler).values.mean()
     # 6 standard deviations of the mean.
     assert found == pytest.approx(50.0, abs=6 * float(noise.noise.variance) ** 0.5 / 200)
 

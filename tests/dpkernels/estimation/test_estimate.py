@@ -119,9 +119,9 @@ def test_an_exact_form_stands_for_its_mechanism():
 
 def test_float32_reports_are_summed_in_float64():
     """Of a million reports near 1e6, float32 sums would be off by more than the tolerance."""
-    made = dpk.duchi(epsilon=5.0, lower=1e6, upper=1e6 + 8)
+    mechanism = dpk.duchi(epsilon=5.0, lower=1e6, upper=1e6 + 8)
     reports = RNG.uniform(1e6, 1e6 + 8, 999_999).astype(np.float32)
-    assert dpk.estimate_mean(reports, made).value == pytest.approx(reports.astype(float).mean(), rel=1e-12)
+    assert dpk.estimate_mean(reports, mechanism).value == pytest.approx(reports.astype(float).mean(), rel=1e-12)
 
 
 # Vectors.

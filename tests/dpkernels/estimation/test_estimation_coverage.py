@@ -62,8 +62,8 @@ def shares(made, law, n, runs, confidence=0.95):
 @pytest.mark.thorough
 def test_intervals_hold_about_as_often_as_they_say():
     """The fast slice: 12 releases; half as wide as they should be, intervals would hold about 70 %."""
-    made, runs = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0), 12
-    found = shares(made, "one hump", 100_000, runs)
+    mechanism, runs = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0), 12
+    found = shares(mechanism, "one hump", 100_000, runs)
     assert (found >= stats.binom.ppf(ALARM, runs, 0.95) / runs).all(), dict(zip(NAMES, found, strict=True))
 
 
@@ -186,8 +186,8 @@ SPIKES = {
 def spiked(name, runs, n=10_000):
     """How many of the intervals hold in each release: of three quantiles, of three cdf and of three shares."""
     x, masses, grid = SPIKES[name]
-    made = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
-    q = Counts(made).channel.probabilities(x, np.arange(len(Counts(made).channel.written))) @ masses
+    mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
+    q = Counts(mechanism).channel.probabilities(x, np.arange(len(Counts(mechanism).channel.written))) @ masses
     p, at, edges = np.array([0.3, 0.5, 0.9]), np.array([0.1, 0.371, 0.9]), np.array([0.0, 0.2, 0.36, 1.0])
     cumulated = np.append(0.0, np.cumsum(masses))
     cdf, below = (cumulated[np.searchsorted(x, where, side)] for where, side in ((at, "right"), (edges, "left")))
@@ -195,7 +195,7 @@ def spiked(name, runs, n=10_000):
     quantiles = x[np.minimum(np.searchsorted(cumulated[1:], p), len(x) - 1)]
     held = []
     for seed in range(runs):
-        counts = Counts(made)
+        counts = Counts(mechanism)
         counts.numbers = np.random.default_rng(seed).multinomial(n, q / q.sum())
         e = dpk.estimate(counts, grid=grid, model="none")
         parts = [(e.quantile(p), quantiles), (e.cdf(at), cdf), (e.histogram(edges).shares, np.diff(below))]
@@ -240,13 +240,13 @@ def relations(a, b, confidence=0.95):
 
 def related(runs, n=100_000, epsilon=2.0):
     a, b, truth = population()
-    made = dpk.piecewise(epsilon=epsilon, lower=0.0, upper=1.0)
+    mechanism = dpk.piecewise(epsilon=epsilon, lower=0.0, upper=1.0)
     values, hits = [], []
     for seed in range(runs):
         at = np.random.default_rng(seed).integers(0, len(a), n)
         key = dpk.key_from_bytes(seed.to_bytes(32, "little"))
-        x, y = np.split(dpk.perturb(np.concatenate([a[at], b[at]]), made, key=key), 2)
-        value, ends = relations((x, made), (y, made))
+        x, y = np.split(dpk.perturb(np.concatenate([a[at], b[at]]), mechanism, key=key), 2)
+        value, ends = relations((x, mechanism), (y, mechanism))
         values.append(value)
         hits.append(covered(ends.T, truth))
     return np.array(values), np.mean(hits, axis=0), truth
@@ -292,13 +292,13 @@ def jackknifed(function, n):
 
 def test_errors_of_relations_are_the_jackknifes():
     """Of a target that was not perturbed, so that all of a slope's error is the corrected square's."""
-    rng, n, made = np.random.default_rng(3), 400, dpk.piecewise(epsilon=3.0, lower=0.0, upper=1.0)
+    rng, n, mechanism = np.random.default_rng(3), 400, dpk.piecewise(epsilon=3.0, lower=0.0, upper=1.0)
     a = rng.random(n)
     b = 0.2 + 2 * a + 2 * rng.random(n)
-    x = dpk.perturb(a, made, key=dpk.key_from_bytes(bytes(range(32))))
+    x = dpk.perturb(a, mechanism, key=dpk.key_from_bytes(bytes(range(32))))
 
     def relations(rows):
-        column, other = (x[rows], made), b[rows]
+        column, other = (x[rows], mechanism), b[rows]
         fit = dpk.least_squares(other, [column])
         found = [fit.intercept, dpk.covariance(column, other), dpk.correlation(column, other)]
         pairs = [(fit.slopes.value[0], fit.slopes.error[0]), *((one.value, one.error) for one in found)]
@@ -310,10 +310,10 @@ def test_errors_of_relations_are_the_jackknifes():
 
 def test_with_a_large_budget_relations_are_numpys():
     a, b, _ = (column[:50_000] for column in population())
-    made = dpk.piecewise(epsilon=12.0, lower=0.0, upper=1.0)
+    mechanism = dpk.piecewise(epsilon=12.0, lower=0.0, upper=1.0)
     key = dpk.key_from_bytes(bytes(range(32)))
-    x, y = np.split(dpk.perturb(np.concatenate([a, b]), made, key=key), 2)
-    values, _ = relations((x, made), (y, made))
+    x, y = np.split(dpk.perturb(np.concatenate([a, b]), mechanism, key=key), 2)
+    values, _ = relations((x, mechanism), (y, mechanism))
     plain, _ = relations(a, b)
     assert values == pytest.approx(plain, rel=0.02)
 
@@ -322,11 +322,11 @@ def test_with_a_large_budget_relations_are_numpys():
 def test_relations_of_perturbed_and_other_columns():
     """A mechanism of another kind, additive noise with its bounds, and a column that was not perturbed."""
     a, b, truth = (column[:200_000] for column in population())
-    made, noise = dpk.hybrid(epsilon=4.0, lower=0.0, upper=1.0), dpk.laplace(epsilon=4.0, sensitivity=1.0)
+    mechanism, noise = dpk.hybrid(epsilon=4.0, lower=0.0, upper=1.0), dpk.laplace(epsilon=4.0, sensitivity=1.0)
     key = dpk.key_from_bytes(bytes(range(1, 33)))
-    x, y = dpk.perturb(a, made, key=key), dpk.perturb(b, noise, key=key)
+    x, y = dpk.perturb(a, mechanism, key=key), dpk.perturb(b, noise, key=key)
     lattice = Counts(noise, bounds=(0.0, 1.0)).channel
-    for first, second in (((x, made), b), (a, (y, lattice))):
+    for first, second in (((x, mechanism), b), (a, (y, lattice))):
         values, ends = relations(first, second, 1 - ALARM)
         assert covered(ends.T, truth).all(), values
 
@@ -370,17 +370,17 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_columns_are_refused(what):
-    made = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
-    reports = dpk.perturb(np.full(1000, 0.5), made, key=dpk.key_from_bytes(bytes(32)))
+    mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
+    reports = dpk.perturb(np.full(1000, 0.5), mechanism, key=dpk.key_from_bytes(bytes(32)))
     call, kind, words = BAD[what]
     with pytest.raises(kind, match=words):
-        call(made, reports)
+        call(mechanism, reports)
 
 
 def test_two_point_reports_have_covariances_only():
-    made = dpk.duchi(epsilon=4.0, lower=0.0, upper=1.0)
+    mechanism = dpk.duchi(epsilon=4.0, lower=0.0, upper=1.0)
     a, b, truth = population()
-    column = (dpk.perturb(a[:100_000], made, key=dpk.key_from_bytes(bytes(32))), made)
+    column = (dpk.perturb(a[:100_000], mechanism, key=dpk.key_from_bytes(bytes(32))), mechanism)
     assert covered(dpk.covariance(column, b[:100_000]).interval(1 - ALARM), truth[0])
     with pytest.raises(ValueError, match="the mean only"):
         dpk.correlation(column, b[:100_000])

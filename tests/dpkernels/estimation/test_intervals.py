@@ -36,10 +36,10 @@ def test_an_interval_is_sound_or_refused(one):
         with pytest.raises(ValueError, match=r"lower|upper"):
             dpk.duchi(epsilon=1.0, lower=lower, upper=upper)
         return
-    made = dpk.duchi(epsilon=1.0, lower=lower, upper=upper)
-    low, high = made.output_interval
+    mechanism = dpk.duchi(epsilon=1.0, lower=lower, upper=upper)
+    low, high = mechanism.output_interval
     assert -math.inf < low < lower < upper < high < math.inf
-    assert 0 < made.worst_variance < math.inf
+    assert 0 < mechanism.worst_variance < math.inf
 
 
 def of_coins(loss: float, count: int, epsilon: float) -> mpmath.mpf:

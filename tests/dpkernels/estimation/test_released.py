@@ -286,9 +286,9 @@ def test_a_coarser_grid_keeps_every_value_within_its_room():
 
 @pytest.mark.lengthy
 def test_gaussian_noise_has_the_normal_intervals_and_fiellers():
-    one = dpk.gaussian(sigma=30.0, epsilon=1.0, delta=1e-2, sensitivity=10.0)
+    mechanism = dpk.gaussian(sigma=30.0, epsilon=1.0, delta=1e-2, sensitivity=10.0)
     two = dpk.gaussian(sigma=2.0, epsilon=1.0, delta=1e-2, sensitivity=0.5)
-    a, b = dpk.released_values(5000.0, one), dpk.released_values(64.0, two)
+    a, b = dpk.released_values(5000.0, mechanism), dpk.released_values(64.0, two)
     z = stats.norm.isf(0.025)
     assert (a.value - a.interval()[0]) == pytest.approx(z * 30, rel=1e-3)
     difference = a - 20 * b
@@ -319,8 +319,8 @@ def test_every_kind_of_release_has_intervals():
     mechanism = NOISES["laplace"]
     reports = dpk.perturb(np.array([1.0, 2.0]), mechanism)
     low, high = dpk.confidence_interval(reports, mechanism, 0.99)
-    form = dpk.exact_sampler(mechanism)
-    for same in (form, form.certificate):
+    sampler = dpk.exact_sampler(mechanism)
+    for same in (sampler, sampler.certificate):
         assert np.array_equal(dpk.confidence_interval(reports, same, 0.99), (low, high))
     assert np.array_equal(dpk.confidence_interval(pd.Series(reports), mechanism, 0.99), (low, high))
     single = dpk.confidence_interval(reports.astype(np.float32), mechanism, 0.99)

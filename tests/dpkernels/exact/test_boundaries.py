@@ -37,14 +37,14 @@ def holds(ratio, epsilon):
 
 @pytest.mark.parametrize("name", CLAIMED)
 def test_the_least_claim_is_accepted_and_the_float_below_it_is_not(name):
-    form = json.loads(text(name))
-    if "delta" in form:
-        claim, realised = "delta", Fraction(form["realised_delta"])
+    payload = json.loads(text(name))
+    if "delta" in payload:
+        claim, realised = "delta", Fraction(payload["realised_delta"])
         least = least_float(lambda delta: decimal(delta) >= realised, float(realised))
     else:
-        claim, ratio = "epsilon", Fraction(form["ratio"])
+        claim, ratio = "epsilon", Fraction(payload["ratio"])
         least = least_float(lambda epsilon: holds(ratio, epsilon), math.log(ratio))
-        assert form["realised_epsilon"] == least
-    assert getattr(Certificate.from_dict({**form, claim: least}), claim) == least
+        assert payload["realised_epsilon"] == least
+    assert getattr(Certificate.from_dict({**payload, claim: least}), claim) == least
     with pytest.raises(CertificateError):
-        Certificate.from_dict({**form, claim: math.nextafter(least, 0.0)})
+        Certificate.from_dict({**payload, claim: math.nextafter(least, 0.0)})

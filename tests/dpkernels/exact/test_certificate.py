@@ -188,29 +188,29 @@ def test_a_certificate_survives_json(name, epsilon):
     ],
 )
 def test_a_form_that_claims_something_else_is_refused(name, claim, lie):
-    form = json.loads(exact(name, 1.0).certificate.to_json())
+    payload = json.loads(exact(name, 1.0).certificate.to_json())
     with pytest.raises(CertificateError):
-        Certificate.from_dict({**form, claim: lie})
+        Certificate.from_dict({**payload, claim: lie})
 
 
 @pytest.mark.parametrize("claim", ["ratio", "codes", "worst_variance"])
 def test_a_form_that_leaves_a_claim_out_is_refused(claim):
-    form = json.loads(exact("own", 1.0).certificate.to_json())
-    del form[claim]
+    payload = json.loads(exact("own", 1.0).certificate.to_json())
+    del payload[claim]
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form)
+        Certificate.from_dict(payload)
 
 
 @pytest.mark.parametrize("part", ["base", "window", "bits", "lower"])
 def test_a_form_with_another_table_is_refused(part):
-    form = json.loads(exact("own", 1.0).certificate.to_json())
-    table = form["table"]
+    payload = json.loads(exact("own", 1.0).certificate.to_json())
+    table = payload["table"]
     if isinstance(table[part], list):
         table[part][0][0] += 1
     else:
         table[part] += 1
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form)
+        Certificate.from_dict(payload)
 
 
 @pytest.mark.parametrize("budgets", [(1.0, 2.0), (2.0, 1.0)])
@@ -263,10 +263,10 @@ def test_a_mixtures_variance_is_the_mixture_of_variances():
 
 @pytest.mark.parametrize(("epsilon", "sampled"), [(1.0, 3), (1.1, 3), (0.7, 7), (5.0, 2), (2.3, 6)])
 def test_a_vectors_budget_is_the_sum_over_its_coordinates(epsilon, sampled):
-    made = dpk.multivariate(
+    mechanism = dpk.multivariate(
         dimensions=9, epsilon=epsilon, lower=0.0, upper=1.0, sampled=sampled, coordinate="piecewise"
     )
-    certificate = dpk.exact_sampler(made).certificate
+    certificate = dpk.exact_sampler(mechanism).certificate
     assert certificate.epsilon == pytest.approx(epsilon)
     assert certificate.epsilon <= epsilon
     realised = sampled * rational(certificate.coordinate.realised_epsilon)
@@ -277,13 +277,13 @@ def test_a_vectors_budget_is_the_sum_over_its_coordinates(epsilon, sampled):
 def test_certificates_of_mixtures_and_vectors_serialise():
     """The tables in them can be verified again."""
     mixture = exact("hybrid", 2.0).certificate
-    form = json.loads(json.dumps(mixture.to_dict()))
+    payload = json.loads(json.dumps(mixture.to_dict()))
     for name, part in zip(("first", "second"), parts(mixture), strict=True):
-        assert Certificate.from_dict(form[name]).to_dict() == part.to_dict()
-    made = dpk.multivariate(dimensions=2, epsilon=1.0, lower=0.0, upper=[1.0, 2.0], coordinate="piecewise")
-    vector = dpk.exact_sampler(made).certificate
-    form = json.loads(json.dumps(vector.to_dict()))
-    assert Certificate.from_dict(form["coordinate"]).to_dict() == vector.coordinate.to_dict()
+        assert Certificate.from_dict(payload[name]).to_dict() == part.to_dict()
+    mechanism = dpk.multivariate(dimensions=2, epsilon=1.0, lower=0.0, upper=[1.0, 2.0], coordinate="piecewise")
+    vector = dpk.exact_sampler(mechanism).certificate
+    payload = json.loads(json.dumps(vector.to_dict()))
+    assert Certificate.from_dict(payload["coordinate"]).to_dict() == vector.coordinate.to_dict()
 
 
 def test_certified_once_and_only_once():
@@ -444,25 +444,27 @@ def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
 @pytest.mark.parametrize("width", [0.01, 0.05, 0.7, 1.3, 1.95])
 @pytest.mark.parametrize("window", ["uniform", "sine", "triangle"])
 def test_a_table_is_of_the_width_that_was_asked_for(window, width):
-    made = dpk.composite(window, epsilon=1.0, lower=-3.0, upper=17.0, width=width)
-    form = dpk.exact_sampler(made)
-    assert 2 * len(form.table.window) / form.table.codes == pytest.approx(width, rel=0.01)
-    assert abs(form.variance_cost) < 1e-3
+    mechanism = dpk.composite(window, epsilon=1.0, lower=-3.0, upper=17.0, width=width)
+    sampler = dpk.exact_sampler(mechanism)
+    assert 2 * len(sampler.table.window) / sampler.table.codes == pytest.approx(width, rel=0.01)
+    assert abs(sampler.variance_cost) < 1e-3
 
 
 def test_a_window_that_no_lattice_carries_is_refused():
     for window, width in (("uniform", 1.99999), ("triangle", 1e-4)):
-        made = dpk.composite(window, epsilon=1.0, lower=0.0, upper=1.0, width=width)
+        mechanism = dpk.composite(window, epsilon=1.0, lower=0.0, upper=1.0, width=width)
         with pytest.raises(CertificateError, match=f"lattice: no table .* width {width:g}"):
-            dpk.exact_sampler(made)
+            dpk.exact_sampler(mechanism)
 
 
 @pytest.mark.parametrize("sampled", range(1, 9))
 def test_a_vectors_budget_is_never_more_than_asked_for(sampled):
     for epsilon in (1.7, 0.6, 2.3, 4.1, 9.9):
-        form = dpk.exact_sampler(dpk.multivariate(dimensions=8, sampled=sampled, epsilon=epsilon, lower=0.0, upper=1.0))
-        assert form.certificate.epsilon <= epsilon
-        assert form.certificate.epsilon == pytest.approx(epsilon, rel=1e-14)
+        sampler = dpk.exact_sampler(
+            dpk.multivariate(dimensions=8, sampled=sampled, epsilon=epsilon, lower=0.0, upper=1.0)
+        )
+        assert sampler.certificate.epsilon <= epsilon
+        assert sampler.certificate.epsilon == pytest.approx(epsilon, rel=1e-14)
 
 
 def test_a_mixture_of_mixtures_has_no_exact_form():
@@ -473,12 +475,12 @@ def test_a_mixture_of_mixtures_has_no_exact_form():
 
 @pytest.mark.parametrize("change", [{"sampled": 0}, {"sampled": -3}, {"dimensions": 1}, {"epsilon": 99.0}])
 def test_a_vector_certificate_with_false_claims_is_refused(change):
-    form = dpk.exact_sampler(
+    payload = dpk.exact_sampler(
         dpk.multivariate(dimensions=5, sampled=2, epsilon=5.0, lower=0.0, upper=1.0)
     ).certificate.to_dict()
-    assert Certificate.from_dict(form).epsilon == 5.0
+    assert Certificate.from_dict(payload).epsilon == 5.0
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form | change)
+        Certificate.from_dict(payload | change)
 
 
 @pytest.mark.parametrize("epsilon", [float("nan"), 1e9, -1.0, "1", None])

@@ -292,8 +292,8 @@ def test_one_weight_1_percent_low_is_refused(name, what):
 
 
 def test_a_stated_tail_is_verified():
-    form = json.loads(json.dumps(dpk.exact_sampler(PURE["discrete"]()).certificate.to_dict()))
-    tail = form["noise"]["tail"]
+    payload = json.loads(json.dumps(dpk.exact_sampler(PURE["discrete"]()).certificate.to_dict()))
+    tail = payload["noise"]["tail"]
     for wrong in (
         {**tail, "rest": tail["rest"] + 1},
         {**tail, "block": tail["block"][:-1]},
@@ -303,11 +303,11 @@ def test_a_stated_tail_is_verified():
         [],
     ):
         with pytest.raises(CertificateError):
-            Certificate.from_dict({**form, "noise": {**form["noise"], "tail": wrong}})
+            Certificate.from_dict({**payload, "noise": {**payload["noise"], "tail": wrong}})
     with pytest.raises(CertificateError):
-        Certificate.from_dict({**form, "epsilon": 0.49})
+        Certificate.from_dict({**payload, "epsilon": 0.49})
     with pytest.raises(CertificateError):
-        Certificate.from_dict({**form, "noise": {k: v for k, v in form["noise"].items() if k != "tail"}})
+        Certificate.from_dict({**payload, "noise": {k: v for k, v in payload["noise"].items() if k != "tail"}})
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,9 @@ def test_all_inputs_have_the_same_floats_as_reports(name, dtype):
 @pytest.mark.lengthy
 def test_the_float_sampler_does_not():
     """Why the exact form exists: over all its 2^23 uniforms, most float32 reports of one input rule out another."""
-    made = piecewise(epsilon=1.0, lower=0.0, upper=1.0)
+    mechanism = piecewise(epsilon=1.0, lower=0.0, upper=1.0)
     u = (np.arange(1 << 23, dtype=np.float32) + np.float32(0.5)) * np.float32(2**-23)
-    draw = jax.jit(made.draw)
+    draw = jax.jit(mechanism.draw)
     first, second = (np.asarray(draw(u, jnp.float32(x))) for x in (0.1, 0.2))
     reachable = np.unique(second)
     at = np.minimum(np.searchsorted(reachable, first), len(reachable) - 1)

@@ -94,9 +94,9 @@ def test_the_verifier_knows_every_kind():
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_so_is_accepted(name):
     """By the package and by the verifier; and what is written of it again is of today."""
-    form = json.loads(text(name))
-    assert false_claims(form) == []
-    again = Certificate.from_dict(form).to_dict()
+    payload = json.loads(text(name))
+    assert false_claims(payload) == []
+    again = Certificate.from_dict(payload).to_dict()
     assert false_claims(again) == []
     assert Certificate.from_dict(again).to_dict() == again
     assert Certificate.from_dict(again).to_json() == json.dumps(again)
@@ -122,15 +122,15 @@ def sampled(epsilon):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_verifier_sees_smaller_claims(name):
     """Lower budgets, deltas and realised facts than are so, in forms of every kind."""
-    form = json.loads(text(name))
+    payload = json.loads(text(name))
     smaller = {"epsilon": 0.02, "realised_epsilon": 1e-3, "delta": 1e-9, "realised_delta": "1/1000000", "ratio": "1"}
     smaller |= {"worst_variance": "1/1000000", "lowest": "7", "cells": 0, "shift": 0, "covers": "all", "sampled": 0}
-    if kind_of(form) == "vector noise":
+    if kind_of(payload) == "vector noise":
         del smaller["shift"]  # The verifier does not look at it, but at what it is for.
     for claim, value in smaller.items():
-        if claim in form:
-            assert false_claims({**form, claim: value}), claim
-    assert false_claims({**form, "extra": 1})
+        if claim in payload:
+            assert false_claims({**payload, claim: value}), claim
+    assert false_claims({**payload, "extra": 1})
 
 
 @pytest.mark.lengthy
@@ -183,18 +183,18 @@ def overflowing():
 
 
 def with_table(name, part="table", **changes):
-    form = json.loads(text(name))
-    return {**form, part: {**form[part], **changes}}
+    payload = json.loads(text(name))
+    return {**payload, part: {**payload[part], **changes}}
 
 
 def swapped_laplace():
     """Two weights of a wide table exchanged: it rises after it falls, and 4,096 shifts would be tried."""
-    form = dpk.exact_sampler(dpk.laplace(epsilon=1.0)).certificate.to_dict()
-    w = form["noise"]["weights"]
+    payload = dpk.exact_sampler(dpk.laplace(epsilon=1.0)).certificate.to_dict()
+    w = payload["noise"]["weights"]
     at = len(w) // 2 - 100
     assert w[at] < w[at + 1]
     w[at], w[at + 1] = w[at + 1], w[at]
-    return form
+    return payload
 
 
 def deep(name, depth=100_000):
@@ -376,8 +376,8 @@ def test_10000_changed_forms_and_files(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_of_another_type_are_refused(name):
     """A float or a truth value equals an integer in Python, and reads as something else to those who only read."""
-    form = json.loads(text(name))
-    for key, value in form.items():
+    payload = json.loads(text(name))
+    for key, value in payload.items():
         if type(value) is int:
             others = [float(value), *([True] if value == 1 else [])]
         elif type(value) is float and value.is_integer():
@@ -386,4 +386,4 @@ def test_numbers_of_another_type_are_refused(name):
             continue
         for other in others:
             with pytest.raises(CertificateError):
-                Certificate.from_dict({**form, key: other})
+                Certificate.from_dict({**payload, key: other})

@@ -73,16 +73,16 @@ QUICK_CASES = [
 
 @pytest.mark.parametrize("case", few(CASES, *QUICK_CASES))
 def test_everything_a_certificate_says_is_so(case):
-    form = json.loads(of(*case).certificate.to_json())
-    assert false_claims(form) == []
-    assert false_claims({**form, "worst_variance": "0"})
+    payload = json.loads(of(*case).certificate.to_json())
+    assert false_claims(payload) == []
+    assert false_claims({**payload, "worst_variance": "0"})
 
 
 def test_everything_the_certificate_of_sampled_vectors_says_is_so():
-    made = dpk.multivariate(dimensions=5, sampled=2, epsilon=1.0, lower=0.0, upper=1.0, coordinate="duchi")
-    form = json.loads(dpk.exact_sampler(made).certificate.to_json())
-    assert false_claims(form) == []
-    assert false_claims({**form, "epsilon": 0.9})
+    mechanism = dpk.multivariate(dimensions=5, sampled=2, epsilon=1.0, lower=0.0, upper=1.0, coordinate="duchi")
+    payload = json.loads(dpk.exact_sampler(mechanism).certificate.to_json())
+    assert false_claims(payload) == []
+    assert false_claims({**payload, "epsilon": 0.9})
 
 
 # Kernels: words to codes.

@@ -292,9 +292,9 @@ def test_small_budgets_that_are_claimed_are_released(name):
 
 
 def test_a_mixture_is_claimed_for_wide_cells_only():
-    form = json.loads(json.dumps(exact("laplace-1").certificate.to_dict()))
+    payload = json.loads(json.dumps(exact("laplace-1").certificate.to_dict()))
     with pytest.raises(CertificateError, match="cells are not wider than the sensitivity"):
-        Certificate.from_dict({**form, "shift": "1/2"})
+        Certificate.from_dict({**payload, "shift": "1/2"})
 
 
 @pytest.mark.lengthy
@@ -384,11 +384,11 @@ def test_the_last_code_never_reported_is_refused(name, end):
 
 def masses_at_32_bits(codes=4096):
     """Truncated Laplace at 32 bits: its table, a claim that is just met, and the law's masses in it."""
-    made = dpk.truncated_laplace(epsilon=1.0, delta=1e-4)
-    table = noise_table(made.noise, Fraction(1), bits=32, codes=codes)
+    mechanism = dpk.truncated_laplace(epsilon=1.0, delta=1e-4)
+    table = noise_table(mechanism.noise, Fraction(1), bits=32, codes=codes)
     realised = hockey_stick(table, table.cells(Fraction(1)), exp_lower_bound(1.0))
     edges = (np.arange(table.first, table.last + 2) - 0.5) / table.cells(Fraction(1))
-    return table, float(realised) * (1 + 1e-9), made.noise.mass(edges[:-1], edges[1:]) * 2.0**32
+    return table, float(realised) * (1 + 1e-9), mechanism.noise.mass(edges[:-1], edges[1:]) * 2.0**32
 
 
 def test_weights_rounded_to_the_nearest_are_refused():
@@ -646,9 +646,9 @@ def test_traced_mechanisms_are_refused(make, transform):
 
 
 def test_array_parameters_are_certified_as_numbers():
-    made = dpk.laplace(epsilon=1.0)
-    arrays = jax.tree.map(np.float64, made)
-    assert dpk.exact_sampler(arrays).certificate.to_dict() == dpk.exact_sampler(made).certificate.to_dict()
+    mechanism = dpk.laplace(epsilon=1.0)
+    arrays = jax.tree.map(np.float64, mechanism)
+    assert dpk.exact_sampler(arrays).certificate.to_dict() == dpk.exact_sampler(mechanism).certificate.to_dict()
 
 
 def test_a_law_of_the_users_own_has_no_table():

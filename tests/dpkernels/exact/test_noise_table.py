@@ -444,10 +444,10 @@ def pure_claims(epsilon, D):
 @pytest.mark.parametrize("D", [1e-9, 0.1, 1.0000003, 3.0, 1e9])
 def test_claims_of_every_size_are_certified(epsilon, D):
     for made in pure_claims(epsilon, D):
-        form = dpk.exact_sampler(made)
-        assert form.certificate.realised_delta <= Fraction(repr(made.delta))
+        sampler = dpk.exact_sampler(made)
+        assert sampler.certificate.realised_delta <= Fraction(repr(made.delta))
         # The high steps of a staircase are narrower than cells at the largest budgets.
-        assert abs(form.variance_cost) <= (2 if epsilon == 20.0 else 1) * PROMISED_COST
+        assert abs(sampler.variance_cost) <= (2 if epsilon == 20.0 else 1) * PROMISED_COST
 
 
 def test_what_is_given_away_is_not_what_is_sampled():

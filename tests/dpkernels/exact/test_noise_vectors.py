@@ -342,14 +342,14 @@ every_vector = pytest.mark.parametrize("name", VECTORS)
 @every_vector
 def test_a_release_of_vectors_has_its_claim(name):
     made = VECTORS[name]()
-    form = dpk.exact_sampler(made)
-    certificate, table = form.certificate, form.table
+    sampler = dpk.exact_sampler(made)
+    certificate, table = sampler.certificate, sampler.table
     assert certificate.realised_delta <= Fraction(repr(certificate.delta))
     assert (certificate.epsilon, certificate.delta) == (made.epsilon, made.coordinate.delta)
     assert table.total == 1 << 64
     assert table.outcomes == table.outcomes[::-1]
     assert certificate.claim.sensitivity == made.sensitivity
-    assert -0.01 < form.variance_cost < 0.02
+    assert -0.01 < sampler.variance_cost < 0.02
     if made.lattice is not None:
         assert (Fraction(made.lattice) / table.bin_width).denominator == 1
 
@@ -397,30 +397,30 @@ def test_a_vectors_certificate_survives_json(name):
     ],
 )
 def test_a_form_that_claims_something_else_is_refused(claimed_name, lie):
-    form = json.loads(json.dumps(dpk.exact_sampler(VECTORS["discrete"]()).certificate.to_dict()))
+    payload = json.loads(json.dumps(dpk.exact_sampler(VECTORS["discrete"]()).certificate.to_dict()))
     with pytest.raises(CertificateError):
-        Certificate.from_dict({**form, claimed_name: lie})
+        Certificate.from_dict({**payload, claimed_name: lie})
 
 
 def test_a_form_for_neighbours_that_are_equal_is_refused():
     """On a lattice coarser than the sensitivity nothing moves, and there would be nothing to divide by."""
     table, sigma = gaussian_table()
     certificate = certify_vector(table, VectorClaim(1.0, 0.5, 3.0, "linf", 2, 1.0, sigma))
-    form = json.loads(json.dumps(certificate.to_dict()))
+    payload = json.loads(json.dumps(certificate.to_dict()))
     with pytest.raises(CertificateError, match="lattice"):
-        Certificate.from_dict({**form, "sensitivity": 0.5})
+        Certificate.from_dict({**payload, "sensitivity": 0.5})
 
 
 def narrow(delta):
     """Gaussian noise of claim delta, whose own is 2.924e-6, on counts."""
-    made = dpk.gaussian(sigma=4.0, sensitivity=1.0, epsilon=1.0, delta=delta)
-    return dpk.on_vectors(made, dimensions=2, norm="l2", lattice=1.0)
+    mechanism = dpk.gaussian(sigma=4.0, sensitivity=1.0, epsilon=1.0, delta=delta)
+    return dpk.on_vectors(mechanism, dimensions=2, norm="l2", lattice=1.0)
 
 
 def short(delta):
     """Discrete Laplace noise cut where 1e-3 is left, on counts."""
-    made = dpk.truncated_discrete_laplace(epsilon=1.0, delta=1e-3)
-    return dpk.on_vectors(made, dimensions=2, norm="l1", delta=delta, lattice=1.0)
+    mechanism = dpk.truncated_discrete_laplace(epsilon=1.0, delta=1e-3)
+    return dpk.on_vectors(mechanism, dimensions=2, norm="l1", delta=delta, lattice=1.0)
 
 
 @pytest.mark.lengthy
@@ -445,19 +445,21 @@ def test_lattices_that_floats_only_approximate_are_refused(lattice):
 
 @pytest.mark.parametrize("lattice", [None, 0.5, 3.0])
 def test_discrete_noise_needs_values_on_its_lattice(lattice):
-    made = dpk.on_vectors(dpk.discrete_laplace(epsilon=1.0, sensitivity=4.0), dimensions=2, norm="l1", lattice=lattice)
+    mechanism = dpk.on_vectors(
+        dpk.discrete_laplace(epsilon=1.0, sensitivity=4.0), dimensions=2, norm="l1", lattice=lattice
+    )
     if lattice == 3.0:
-        dpk.exact_sampler(made)
+        dpk.exact_sampler(mechanism)
     else:
         with pytest.raises(CertificateError, match=r"^lattice: .* noise in steps of 1 needs values on them"):
-            dpk.exact_sampler(made)
+            dpk.exact_sampler(mechanism)
 
 
 def test_a_lattice_too_fine_for_wide_noise_is_refused():
     """Not tried with as many codes as memory holds."""
-    made = dpk.on_vectors(dpk.laplace(epsilon=0.01, sensitivity=1e6), dimensions=2, norm="l1", lattice=1.0)
+    mechanism = dpk.on_vectors(dpk.laplace(epsilon=0.01, sensitivity=1e6), dimensions=2, norm="l1", lattice=1.0)
     with pytest.raises(CertificateError, match="a table holds at most 1048576 cells"):
-        dpk.exact_sampler(made)
+        dpk.exact_sampler(mechanism)
 
 
 @pytest.mark.parametrize(
@@ -511,12 +513,14 @@ def test_noise_without_a_claim_is_refused():
 
 
 def test_defaults():
-    made = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
-    assert (made.sensitivity, made.coordinate.delta, made.noise_norm) == (3.0, 0.0, "l1")
-    made = dpk.on_vectors(dpk.logistic(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
-    assert (made.sensitivity, made.coordinate.delta, made.noise_norm) == (3.0, 1e-10, "l1")
-    made = dpk.on_vectors(dpk.gaussian(sigma=3.0, sensitivity=6.0, epsilon=1.0, delta=1e-5), dimensions=4, norm="linf")
-    assert (made.sensitivity, made.coordinate.delta, made.noise_norm) == (3.0, 1e-5, "l2")
+    mechanism = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
+    assert (mechanism.sensitivity, mechanism.coordinate.delta, mechanism.noise_norm) == (3.0, 0.0, "l1")
+    mechanism = dpk.on_vectors(dpk.logistic(epsilon=1.0, sensitivity=6.0), dimensions=4, norm="l2")
+    assert (mechanism.sensitivity, mechanism.coordinate.delta, mechanism.noise_norm) == (3.0, 1e-10, "l1")
+    mechanism = dpk.on_vectors(
+        dpk.gaussian(sigma=3.0, sensitivity=6.0, epsilon=1.0, delta=1e-5), dimensions=4, norm="linf"
+    )
+    assert (mechanism.sensitivity, mechanism.coordinate.delta, mechanism.noise_norm) == (3.0, 1e-5, "l2")
 
 
 @every_vector

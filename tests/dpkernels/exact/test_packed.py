@@ -34,8 +34,8 @@ LISTS = {
 @pytest.mark.parametrize("name", LISTS)
 def test_packed_integers_are_the_same_again(name: str) -> None:
     values = LISTS[name]
-    form = json.loads(json.dumps(pack(values)))
-    assert unpack(form) == values
+    payload = json.loads(json.dumps(pack(values)))
+    assert unpack(payload) == values
     for order in range(4):  # whichever is chosen
         data = base64.b64encode(zlib.compress(_distances(values, order))).decode()
         assert unpack({"count": len(values), "mirrored": False, "order": order, "data": data}) == values

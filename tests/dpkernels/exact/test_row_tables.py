@@ -73,12 +73,12 @@ def test_integers_have_what_the_certificate_says(m):
 
 @over(EVERY)
 def test_certificates_are_near_the_mechanism(m):
-    form = dpk.exact_sampler(m)
-    assert abs(form.variance_cost) < 2e-3
-    assert form.certificate.realised_epsilon <= m.epsilon
-    assert form.certificate.realised_epsilon > m.epsilon * (1 - 1e-4)
-    assert form is dpk.exact_sampler(m)
-    low, high = (float(end) for end in (form.certificate.lowest, form.certificate.highest))
+    sampler = dpk.exact_sampler(m)
+    assert abs(sampler.variance_cost) < 2e-3
+    assert sampler.certificate.realised_epsilon <= m.epsilon
+    assert sampler.certificate.realised_epsilon > m.epsilon * (1 - 1e-4)
+    assert sampler is dpk.exact_sampler(m)
+    low, high = (float(end) for end in (sampler.certificate.lowest, sampler.certificate.highest))
     assert (low, high) == pytest.approx(m.output_interval, rel=0.05, abs=0.05 * (m.upper - m.lower))
 
 
@@ -103,8 +103,8 @@ def test_the_worst_variance_bounds_every_mixture(m):
 @over(EVERY)
 def test_certificates_go_through_json(m):
     certificate = dpk.exact_sampler(m).certificate
-    form = json.loads(certificate.to_json())
-    again = Certificate.from_dict(form)
+    payload = json.loads(certificate.to_json())
+    again = Certificate.from_dict(payload)
     assert isinstance(again, dpk.RowCertificate)
     assert again.to_dict() == certificate.to_dict()
     assert str(again) == str(certificate)
@@ -151,9 +151,9 @@ def test_one_unit_more_in_a_tight_column_is_refused(m):
 
 
 def test_sensitivities_that_are_no_part_of_the_interval_are_certified():
-    form = dpk.exact_sampler(dpk.central_piecewise(epsilon=3.0, sensitivity=0.9, **UNIT))
-    assert abs(form.variance_cost) < 1e-3
-    RowCertificate.of(form.table, 3.0, 0.9)
+    sampler = dpk.exact_sampler(dpk.central_piecewise(epsilon=3.0, sensitivity=0.9, **UNIT))
+    assert abs(sampler.variance_cost) < 1e-3
+    RowCertificate.of(sampler.table, 3.0, 0.9)
 
 
 @pytest.mark.lengthy
@@ -312,8 +312,8 @@ def test_a_gpus_look_ups_are_the_same_function(m):
 @over(ROWS)
 def test_alias_columns_hold_the_certified_weights(m):
     """The weights that thresholds and aliases imply, added up apart from the code that makes them."""
-    form = dpk.exact_sampler(m)
-    for columns, weights in zip(columns_of(form.table), form.table.weights.tolist(), strict=True):
+    sampler = dpk.exact_sampler(m)
+    for columns, weights in zip(columns_of(sampler.table), sampler.table.weights.tolist(), strict=True):
         capacity = 1 << (columns.bits - columns.log_columns)
         masses = [0] * (1 << columns.log_columns)
         for column, (below, other) in enumerate(zip(columns.threshold.tolist(), columns.alias.tolist(), strict=True)):
@@ -358,8 +358,8 @@ def test_rounding_to_either_word_keeps_the_guarantee(bits):
 @over({name: m for name, m in EVERY.items() if m.sensitivity is not None})
 def test_neighbours_are_rounded_to_rows_within_the_certified_distance(m):
     """Under the same word, whatever it is: random inputs and the words next to where either of them turns."""
-    form = dpk.exact_sampler(m)
-    table, cells = form.table, form.certificate.cells
+    sampler = dpk.exact_sampler(m)
+    table, cells = sampler.table, sampler.certificate.cells
     bits = fraction_bits(table.shifts)
     random = np.random.default_rng(4)
     x = random.uniform(m.lower, max(m.lower, m.upper - m.sensitivity), 20_000)
@@ -431,10 +431,10 @@ def test_rounding_is_exact_on_its_steps(m):
 @over(EVERY)
 def test_reports_are_possible_and_have_the_right_moments(m):
     """Mean and variance within 6 standard errors, at a fixed key; the same again, and any part of it."""
-    form = dpk.exact_sampler(m)
+    sampler = dpk.exact_sampler(m)
     n, x = 40_000, m.lower + 0.37 * (m.upper - m.lower)
     y = dpk.perturb(np.full(n, x), m, key=KEY)
-    values = np.array([float(form.table.value(code)) for code in range(len(form.table.places))])
+    values = np.array([float(sampler.table.value(code)) for code in range(len(sampler.table.places))])
     np.testing.assert_allclose(
         np.unique(y), values[np.isin(np.round(values, 9), np.round(np.unique(y), 9))], rtol=1e-12
     )
@@ -471,8 +471,8 @@ def test_a_mean_is_estimated():
 
 def test_coordinates_of_vectors():
     vectors = dpk.multivariate(dimensions=2, epsilon=1.0, coordinate="optimal", **UNIT)
-    form = dpk.exact_sampler(vectors)
-    assert Certificate.from_dict(json.loads(json.dumps(form.certificate.to_dict()))).epsilon == 1.0
+    sampler = dpk.exact_sampler(vectors)
+    assert Certificate.from_dict(json.loads(json.dumps(sampler.certificate.to_dict()))).epsilon == 1.0
     assert dpk.perturb(np.full((5, 2), 0.5), vectors).shape == (5, 2)
     x = np.linspace(-1, 1, 4001)
     assert vectors.worst_variance >= vectors.variance((x + 1) / 2).max() * (1 - 1e-12)
@@ -504,9 +504,9 @@ def test_the_command_releases_and_verifies(name, tmp_path, monkeypatch, capsys):
     assert main(["certify", "--verify", "out.npy.json"]) == 0
     near = "any two in [-3, 17]" if name == "optimal" else "at most 10 apart, in [-3, 17]"
     assert f"neighbours: {near}" in capsys.readouterr().out
-    form = json.loads((tmp_path / "out.npy.json").read_text())
-    form["columns"][0]["certificate"]["row_table"]["weights"][0][0] += 1
-    (tmp_path / "out.npy.json").write_text(json.dumps(form))
+    payload = json.loads((tmp_path / "out.npy.json").read_text())
+    payload["columns"][0]["certificate"]["row_table"]["weights"][0][0] += 1
+    (tmp_path / "out.npy.json").write_text(json.dumps(payload))
     assert main(["certify", "--verify", "out.npy.json"]) == 4
     assert main(["account", name, *claim]) == 0
     assert "pure level          epsilon" in capsys.readouterr().out

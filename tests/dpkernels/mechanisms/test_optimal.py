@@ -611,10 +611,10 @@ def test_published_cores_have_the_published_variances(ratio, epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 def test_one_step_is_the_type_one_piecewise_mechanism(epsilon):
-    one = dpk.central_piecewise(epsilon=epsilon, sensitivity=20.0, **SKEW)
+    mechanism = dpk.central_piecewise(epsilon=epsilon, sensitivity=20.0, **SKEW)
     piecewise = dpk.piecewise(epsilon=epsilon, **SKEW)
-    assert one.worst_variance == pytest.approx(piecewise.worst_variance, rel=1e-8)
-    assert one.output_interval == pytest.approx(piecewise.output_interval, rel=1e-3)
+    assert mechanism.worst_variance == pytest.approx(piecewise.worst_variance, rel=1e-8)
+    assert mechanism.output_interval == pytest.approx(piecewise.output_interval, rel=1e-3)
 
 
 def test_more_steps_than_published_lower_the_variance():

@@ -61,8 +61,8 @@ def plain(released: Any) -> np.ndarray:
 def released(container: str, mechanism: Any, x: np.ndarray, **how: Any) -> np.ndarray:
     table = container.endswith("table")
     with jax.enable_x64(True):
-        made = dpk.perturb(CONTAINERS[container](x), {"x": mechanism} if table else mechanism, key=KEY, **how)
-    return plain(made)
+        reports = dpk.perturb(CONTAINERS[container](x), {"x": mechanism} if table else mechanism, key=KEY, **how)
+    return plain(reports)
 
 
 @pytest.mark.parametrize("clip", [False, True])

@@ -422,12 +422,12 @@ def test_metadata_of_a_perturbed_column_does_not_travel_with_the_reports(tmp_pat
         at = read.column_names.index(name)
         notes = {"note": name, "PARQUET:field_id": "7"}
         read = read.set_column(at, read.field(at).with_metadata(notes), read.column(at))
-    made = perturb(read, {"age": AGES})
-    assert made.schema.metadata.keys() == {b"pandas"}
-    assert b"attribute" not in made.schema.metadata[b"pandas"]
-    assert not made.field("age").metadata
-    assert made.field("city").metadata == {b"PARQUET:field_id": b"7"}
-    assert list(made.to_pandas().index) == list("vwxyz")
+    reports = perturb(read, {"age": AGES})
+    assert reports.schema.metadata.keys() == {b"pandas"}
+    assert b"attribute" not in reports.schema.metadata[b"pandas"]
+    assert not reports.field("age").metadata
+    assert reports.field("city").metadata == {b"PARQUET:field_id": b"7"}
+    assert list(reports.to_pandas().index) == list("vwxyz")
     bare = pa.table({"age": VALUES})
     assert perturb(bare, {"age": AGES}).schema == bare.schema
 
@@ -442,9 +442,9 @@ def test_metadata_of_a_pandas_subclass_do_not_travel_with_the_reports():
 
     table = Table(frame())
     table.note = VALUES
-    made = perturb(table, {"age": AGES})
-    assert type(made) is Table
-    assert not hasattr(made, "note")
+    reports = perturb(table, {"age": AGES})
+    assert type(reports) is Table
+    assert not hasattr(reports, "note")
 
 
 PANDAS_TYPES = ["int64", "Int64", "uint8", "UInt8", "Float32", "int64[pyarrow]", "float[pyarrow]", "float32"]
@@ -574,9 +574,9 @@ KINDS = {
 def test_other_columns_of_arrow_tables_keep_their_values(case, begin):
     """Also where the table is a part of a longer one."""
     table = pa.table({"age": VALUES[:4], "other": KINDS[case]}).slice(begin)
-    made = perturb(table, {"age": AGES})
-    made.validate(full=True)
-    assert made["other"].to_pylist() == table["other"].to_pylist()
+    reports = perturb(table, {"age": AGES})
+    reports.validate(full=True)
+    assert reports["other"].to_pylist() == table["other"].to_pylist()
 
 
 def test_other_columns_of_arrow_tables_share_no_memory_with_more_than_they_show():
@@ -600,9 +600,9 @@ def test_categories_of_dropped_rows_are_dropped():
     names = [f"person {at}" for at in range(5)]
     table = frame().assign(who=pd.Categorical(names, ordered=True)).set_index(pd.CategoricalIndex(names))
     table.iloc[1, 0] = np.nan
-    made = perturb(table, {"age": AGES}, missing="drop")
+    reports = perturb(table, {"age": AGES}, missing="drop")
     left = [name for name in names if name != "person 1"]
-    assert (list(made["who"].cat.categories), list(made.index.categories), made["who"].cat.ordered) == (
+    assert (list(reports["who"].cat.categories), list(reports.index.categories), reports["who"].cat.ordered) == (
         left,
         left,
         True,
@@ -675,19 +675,19 @@ def shown_texts(table):
 @pytest.mark.parametrize("case", TEXTS)
 def test_texts_of_rows_that_were_left_out_are_in_no_file_of_a_table(case):
     for place, given in tables_of(case).items():
-        made = perturb(given, {"age": AGES})
-        assert type(made) is type(given)
-        assert re.findall(rb"person [014]", files_of(made)) == [], place
-        assert shown_texts(made) == shown_texts(given)
+        reports = perturb(given, {"age": AGES})
+        assert type(reports) is type(given)
+        assert re.findall(rb"person [014]", files_of(reports)) == [], place
+        assert shown_texts(reports) == shown_texts(given)
 
 
 def test_labels_under_missing_ones_are_overwritten():
     labels = pd.arrays.FloatingArray(VALUES[:4].copy(), np.array([False, True, False, False]))
     given = pd.DataFrame({"age": VALUES[:4]}, index=pd.Index(labels))
     assert VALUES[1].tobytes() in files_of(given[[]])
-    made = perturb(given, {"age": AGES})
-    assert VALUES[1].tobytes() not in files_of(made)
-    assert made.index.equals(given.index)
+    reports = perturb(given, {"age": AGES})
+    assert VALUES[1].tobytes() not in files_of(reports)
+    assert reports.index.equals(given.index)
 
 
 def test_equal_columns_get_unrelated_noise():

@@ -46,22 +46,22 @@ def test_kept_rows_stay_missing_and_others_have_their_own_noise(kind):
     column = COLUMNS[kind]
     filled = np.where(GONE, 50.0, np.nan_to_num(FLOATS)).astype(np.float32 if kind == "float32" else np.float64)
     expected = dpk.perturb(filled, M, key=KEY)
-    made = dpk.perturb(column, M, key=KEY, missing="keep")
-    assert type(made).__module__ == type(column).__module__
-    assert np.array_equal(np.isnan(plain(made)), GONE)
-    assert np.array_equal(plain(made)[~GONE], expected[~GONE])
+    reports = dpk.perturb(column, M, key=KEY, missing="keep")
+    assert type(reports).__module__ == type(column).__module__
+    assert np.array_equal(np.isnan(plain(reports)), GONE)
+    assert np.array_equal(plain(reports)[~GONE], expected[~GONE])
     if "pandas" in kind:
-        assert made.index.equals(column.index)
-    assert np.array_equal(containers.is_missing(made), GONE)
+        assert reports.index.equals(column.index)
+    assert np.array_equal(containers.is_missing(reports), GONE)
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_dropped_rows_are_not_there(kind):
-    made = dpk.perturb(COLUMNS[kind], M, key=KEY, missing="drop")
+    reports = dpk.perturb(COLUMNS[kind], M, key=KEY, missing="drop")
     present = FLOATS[~GONE].astype(np.float32 if kind == "float32" else np.float64)
-    assert np.array_equal(plain(made), dpk.perturb(present, M, key=KEY))
+    assert np.array_equal(plain(reports), dpk.perturb(present, M, key=KEY))
     if kind == "pandas":
-        assert list(made.index) == ["a", "c", "d"]
+        assert list(reports.index) == ["a", "c", "d"]
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
@@ -86,8 +86,8 @@ def test_tables(make):
 @pytest.mark.lengthy
 def test_rows_of_vectors():
     x = np.array([[1.0, 2.0], [np.nan, 3.0], [4.0, 5.0]])
-    made = dpk.perturb(x, VECTORS, key=KEY, missing="keep")
-    assert np.isnan(made).tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    reports = dpk.perturb(x, VECTORS, key=KEY, missing="keep")
+    assert np.isnan(reports).tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert dpk.perturb(x, VECTORS, key=KEY, missing="drop").shape == (2, 2)
 
 
@@ -138,8 +138,8 @@ def below_nulls(column):
 @pytest.mark.parametrize("kind", [kind for kind in COLUMNS if kind not in ("float32", "pandas")])
 def test_no_report_of_another_row_is_left_where_one_is_missing(kind):
     """A missing row's stand-in is another row's value: its report would be one more of that row, for free."""
-    made = dpk.perturb(COLUMNS[kind], M, key=KEY, missing="keep")
-    assert all(value == 0.0 or np.isnan(value) for value in below_nulls(made))
+    reports = dpk.perturb(COLUMNS[kind], M, key=KEY, missing="keep")
+    assert all(value == 0.0 or np.isnan(value) for value in below_nulls(reports))
 
 
 @pytest.mark.parametrize("choice", ["keep", "drop"])

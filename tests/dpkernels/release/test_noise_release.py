@@ -276,16 +276,16 @@ def test_an_audit_stays_below_the_budget_and_comes_close(epsilon, D):
 
 def test_an_audit_catches_noise_5_percent_too_narrow():
     """The table of a larger budget, released as if it were for 1."""
-    made = dpk.laplace(epsilon=1.0)
-    assert audited_budget(form_of(made, dpk.exact_sampler(dpk.laplace(epsilon=1.05)).table), 1.0) > 1.0
+    mechanism = dpk.laplace(epsilon=1.0)
+    assert audited_budget(form_of(mechanism, dpk.exact_sampler(dpk.laplace(epsilon=1.05)).table), 1.0) > 1.0
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_an_audit_catches_a_dropped_tail(side):
     """Noise cut where 1e-3 is left: reports beyond the cut are possible for one neighbour only."""
-    made = dpk.laplace(epsilon=1.0)
-    table = dpk.exact_sampler(made).table
+    mechanism = dpk.laplace(epsilon=1.0)
+    table = dpk.exact_sampler(mechanism).table
     weights, p = table.outcomes.copy(), np.array(table.outcomes, float) / 2.0**64
     cut = (np.cumsum(p) < 1e-3) & (side != "right") | (np.cumsum(p[::-1])[::-1] < 1e-3) & (side != "left")
     weights = [0 if gone else w for w, gone in zip(weights, cut, strict=True)]
@@ -297,9 +297,9 @@ def test_an_audit_catches_a_dropped_tail(side):
     x, other = (0.0, 1.0)
     if side == "right":
         x, other = 1.0, 0.0
-    for form, caught in ((form_of(made, planted), True), (dpk.exact_sampler(made), False)):
+    for form, caught in ((form_of(mechanism, planted), True), (dpk.exact_sampler(mechanism), False)):
         low, high = proved(hits(form, x, event, 5), hits(form, other, event, 6))
-        assert (low - np.exp(1.0) * high > made.delta) == caught
+        assert (low - np.exp(1.0) * high > mechanism.delta) == caught
 
 
 # Inputs refused or clipped.
@@ -340,14 +340,14 @@ def test_far_reports_are_near_their_inputs(name):
 
 def test_subnormal_inputs_are_next_to_0():
     """Processors may read them as 0: half a grain is more."""
-    made = dpk.laplace(epsilon=1.0, sensitivity=2.0**-103)
-    form = dpk.exact_sampler(made)
-    assert form.subnormal_safe_radius == 2.0**-126 == np.finfo(np.float32).smallest_normal
+    mechanism = dpk.laplace(epsilon=1.0, sensitivity=2.0**-103)
+    sampler = dpk.exact_sampler(mechanism)
+    assert sampler.subnormal_safe_radius == 2.0**-126 == np.finfo(np.float32).smallest_normal
     for x in (np.float32([1e-45, 1.1e-38, -1.1e-38, 0.0]), np.float64([5e-324, -2e-308, 1e-310, 0.0])):
-        Bounds.of(form, clip=False).check(x, 0)
+        Bounds.of(sampler, clip=False).check(x, 0)
         for r in (0, 2**32 - 1):
             words = np.full(4, r, np.uint32)
-            assert positions(form, x, words).tolist() == [slow_position(form.table, at, r) for at in x]
+            assert positions(sampler, x, words).tolist() == [slow_position(sampler.table, at, r) for at in x]
 
 
 @pytest.mark.lengthy

@@ -442,12 +442,12 @@ def test_clipping_is_clipping_the_input(name, dtype):
 @pytest.mark.parametrize("exactly", [True, False])
 def test_bounds_are_valid_as_the_datas_type_writes_them(lower, upper, exactly):
     """float32(0.7) < 0.7 and float32(0.1) > 0.1, yet they are the bounds; one float further is outside."""
-    made = dpk.piecewise(epsilon=1.0, lower=lower, upper=upper)
+    mechanism = dpk.piecewise(epsilon=1.0, lower=lower, upper=upper)
     ends = np.float32([lower, upper])
-    assert np.isfinite(dpk.perturb(ends, made, exact=exactly)).all()
+    assert np.isfinite(dpk.perturb(ends, mechanism, exact=exactly)).all()
     for end, way in zip(ends, (-np.inf, np.inf), strict=True):
         with pytest.raises(ValueError, match="outside"):
-            dpk.perturb(np.nextafter(ends * 0 + end, np.float32(way)), made, exact=exactly)
+            dpk.perturb(np.nextafter(ends * 0 + end, np.float32(way)), mechanism, exact=exactly)
 
 
 @pytest.mark.parametrize("clip", [False, True])
@@ -455,16 +455,16 @@ def test_bounds_are_valid_as_the_datas_type_writes_them(lower, upper, exactly):
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_infinities_are_refused_though_the_bound_is_one_in_the_datas_type(wrap, clip):
     """1e39 is infinite in float32."""
-    made = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1e39)
+    mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1e39)
     with pytest.raises(ValueError, match=r"row 1 is inf|holds float32, and inputs or reports reach"):
-        perturb(wrap(np.array([1.0, np.inf], np.float32)), made, clip=clip)
+        perturb(wrap(np.array([1.0, np.inf], np.float32)), mechanism, clip=clip)
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 def test_reports_that_do_not_fit_the_datas_type_are_refused_not_infinite():
-    made = dpk.piecewise(epsilon=1.0, lower=0.0, upper=3e38)
+    mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=3e38)
     try:
-        reports = perturb(np.full(1000, 1e38, np.float32), made)
+        reports = perturb(np.full(1000, 1e38, np.float32), mechanism)
     except ValueError:
         return
     assert np.isfinite(reports).all()

@@ -456,16 +456,16 @@ def test_blocks_that_a_dead_node_took_along(cluster: Any, steady: bool) -> None:
     def drawn(batch: Any) -> Any:
         return {"id": batch["id"], "age": np.random.default_rng().uniform(0, 120, len(batch["id"]))}
 
-    made = dpk.perturb(dataset(80_000, 4, None if steady else drawn), {"age": MECHANISM})
-    before = [table.to_pandas() for table in ray.get(made.to_arrow_refs())] if steady else []
+    reports = dpk.perturb(dataset(80_000, 4, None if steady else drawn), {"age": MECHANISM})
+    before = [table.to_pandas() for table in ray.get(reports.to_arrow_refs())] if steady else []
     for node in list(cluster.worker_nodes):
         kill_node(cluster, node)
     replaced(cluster)
     if not steady:
         with pytest.raises(ray.exceptions.RayError, match="not deterministic"):
-            ray.get(made.to_arrow_refs())
+            ray.get(reports.to_arrow_refs())
         return
-    after = [table.to_pandas() for table in ray.get(made.to_arrow_refs())]
+    after = [table.to_pandas() for table in ray.get(reports.to_arrow_refs())]
     assert all(one.equals(other) for one, other in zip(before, after, strict=True))
 
 

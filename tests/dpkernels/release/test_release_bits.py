@@ -69,8 +69,10 @@ def values(made, count, dtype):
 
 
 def reports(made, count, dtype, start=0, secret=SECRET):
-    form = dpk.exact_sampler(made)
-    return in_chunks(exact_engine(form, secret), Bounds.of(form, clip=True), values(made, count, dtype), start=start)
+    sampler = dpk.exact_sampler(made)
+    return in_chunks(
+        exact_engine(sampler, secret), Bounds.of(sampler, clip=True), values(made, count, dtype), start=start
+    )
 
 
 @pytest.mark.lengthy
@@ -115,11 +117,11 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
     tiny = np.float32([1e-45, 1e-40, 1.1e-38, -1e-45, -1e-40, -1.1e-38, 0.0, 1.2e-38])
     for lower, upper in ((-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (-(2.0**-30), 1.0), (-1 / 3, 1.0)):
         scale = 2.0**exponent
-        form = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
-        if not host_engine.is_far_from_subnormal(form, tiny.dtype):
+        sampler = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
+        if not host_engine.is_far_from_subnormal(sampler, tiny.dtype):
             assert exponent < -20
             continue
-        engine, x = HostRelease(form, SECRET), np.clip(np.tile(tiny, 64), lower * scale, upper * scale)
+        engine, x = HostRelease(sampler, SECRET), np.clip(np.tile(tiny, 64), lower * scale, upper * scale)
         by_numpy, by_xla = np.empty_like(x), np.empty_like(x)
         engine._by_numpy(x, 0, by_numpy)
         assert engine._by_xla(x, 0, by_xla, EVERYTHING["float32"])
@@ -128,18 +130,18 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
 
 @pytest.mark.parametrize(("count", "by_xla"), [(512, 0), (513, 3), (8193, 11)])
 def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch, count, by_xla):
-    form, called = dpk.exact_sampler(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
+    sampler, called = dpk.exact_sampler(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
     compute, x = HostRelease._by_xla, np.full(count, 0.25)
     monkeypatch.setattr(HostRelease, "_by_xla", lambda *args: called.append(args) or compute(*args))
-    made = [in_chunks(HostRelease(form, SECRET), Bounds.of(form, clip=False), x) for _ in range(11)]
+    made = [in_chunks(HostRelease(sampler, SECRET), Bounds.of(sampler, clip=False), x) for _ in range(11)]
     assert len(called) == by_xla
     assert all(np.array_equal(reports, made[0]) for reports in made)
 
 
 def test_no_values_have_no_reports():
-    form = dpk.exact_sampler(MADE["duchi"]())
-    for engine in (HostRelease(form, SECRET), release.DeviceRelease(form, SECRET, (jax.devices()[0],))):
-        assert in_chunks(engine, Bounds.of(form, clip=False), np.empty((0, 3))).shape == (0, 3)
+    sampler = dpk.exact_sampler(MADE["duchi"]())
+    for engine in (HostRelease(sampler, SECRET), release.DeviceRelease(sampler, SECRET, (jax.devices()[0],))):
+        assert in_chunks(engine, Bounds.of(sampler, clip=False), np.empty((0, 3))).shape == (0, 3)
 
 
 def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
@@ -154,8 +156,10 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
 
 def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
     """Parts would go to other threads, which are waited for; a program of JAX's own client on two cores has two."""
-    form = dpk.exact_sampler(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
-    program = host_engine._program(form, host_engine.CHUNK, np.dtype(np.float64))
+    sampler = dpk.exact_sampler(
+        dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0)
+    )  # No other client compiles this one.
+    program = host_engine._program(sampler, host_engine.CHUNK, np.dtype(np.float64))
     assert "outer_dimension_partitions" not in program.as_text()
     for value in (None, "7"):
         monkeypatch.delenv("PJRT_NPROC", raising=False)
@@ -166,10 +170,10 @@ def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
 
 
 def test_numpys_own_settings_change_nothing():
-    made = dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)
-    expected = reports(made, 500, "float32")
+    mechanism = dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)
+    expected = reports(mechanism, 500, "float32")
     with np.errstate(all="raise"):
-        np.testing.assert_array_equal(reports(made, 500, "float32"), expected)
+        np.testing.assert_array_equal(reports(mechanism, 500, "float32"), expected)
 
 
 # Workspaces: one is given back only by a call that went well, and whatever is in it is written over.
@@ -351,11 +355,11 @@ def test_order_keys_have_the_order_of_floats(values):
 @pytest.mark.parametrize("count", [600, 10_000])
 def test_a_call_on_few_values_makes_few_python_calls(count, monkeypatch):
     monkeypatch.setattr("os.urandom", bytes)  # That of the tests makes calls of its own.
-    made, x = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0), np.linspace(0.0, 120.0, count)
+    mechanism, x = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0), np.linspace(0.0, 120.0, count)
     for _ in range(12):  # Then the program is compiled.
-        dpk.perturb(x, made)
+        dpk.perturb(x, mechanism)
     profile = cProfile.Profile()
-    profile.runcall(dpk.perturb, x, made)
+    profile.runcall(dpk.perturb, x, mechanism)
     assert pstats.Stats(profile).total_calls <= 130
 
 

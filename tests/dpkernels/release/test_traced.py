@@ -23,8 +23,8 @@ X = np.linspace(-1, 2, 1001, dtype=np.float32)
 
 
 def traced(name):
-    form = dpk.exact_sampler(MADE[name])
-    return lambda key, x: dpk.perturb_traced(key, form, x)
+    sampler = dpk.exact_sampler(MADE[name])
+    return lambda key, x: dpk.perturb_traced(key, sampler, x)
 
 
 @pytest.mark.quick("laplace-float64", "duchi-int32")
@@ -99,11 +99,14 @@ def test_what_cannot_be_released_is_refused():
 @pytest.mark.lengthy
 def test_one_key_for_several_rows_is_refused_under_vmap():
     """They would have the same noise, and their differences none."""
-    form, keys = dpk.exact_sampler(dpk.laplace(epsilon=1.0)), jax.random.split(dpk.key_from_bytes(bytes(range(32))), 3)
+    sampler, keys = (
+        dpk.exact_sampler(dpk.laplace(epsilon=1.0)),
+        jax.random.split(dpk.key_from_bytes(bytes(range(32))), 3),
+    )
     x = jnp.zeros((3, 4))
-    alone = jax.jit(jax.vmap(lambda key, row: dpk.perturb_traced(key, form, row)))(keys, x)
+    alone = jax.jit(jax.vmap(lambda key, row: dpk.perturb_traced(key, sampler, row)))(keys, x)
     assert len(np.unique(np.asarray(alone)[:, 0])) == 3
     with pytest.raises(ValueError, match="one for 3 rows under vmap"):
-        jax.vmap(lambda row: dpk.perturb_traced(keys[0], form, row))(x)
+        jax.vmap(lambda row: dpk.perturb_traced(keys[0], sampler, row))(x)
     with pytest.raises(ValueError, match="under vmap"):
-        jax.vmap(lambda row: jax.vmap(lambda key, one: dpk.perturb_traced(key, form, one))(keys, row))(x[None])
+        jax.vmap(lambda row: jax.vmap(lambda key, one: dpk.perturb_traced(key, sampler, one))(keys, row))(x[None])

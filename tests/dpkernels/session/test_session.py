@@ -706,11 +706,11 @@ def test_the_composition_of_a_saved_plan_is_verified():
     """Of 40 counts, whose epsilons add up to more than the plan's; but not to more than its composition."""
     s = of({"plan": ["A"]}, delta=1e-6)
     s.plan([Count()] * 40, epsilon=0.5, delta=1e-6).release()
-    form = s.to_dict()
-    assert sum(part["epsilon"] for release in form["releases"] for part in release["parts"]) > 0.6
-    assert reports.verify(form)[2].endswith("verified")
+    payload = s.to_dict()
+    assert sum(part["epsilon"] for release in payload["releases"] for part in release["parts"]) > 0.6
+    assert reports.verify(payload)[2].endswith("verified")
     for cost in (["0.49", "1e-06"], ["0.5", "9e-07"]):
-        altered = json.loads(json.dumps(form))
+        altered = json.loads(json.dumps(payload))
         for release in altered["releases"]:
             release["cost"] = cost
         with pytest.raises(CertificateError, match="plan 1"):
@@ -721,12 +721,12 @@ def test_a_saved_session_is_small_and_one_with_full_certificates_is_read():
     s = of(delta=1e-4)
     for release in (ALL["count by"], ALL["mean"], ALL["variance"], ALL["histogram"]):
         release(s)
-    form = s.to_dict()
-    assert len(json.dumps(form)) < 80_000
-    full = {name: value for name, value in form.items() if name != "integers"} | {"format": "dpkernels session 1"}
-    full["certificates"] = without_references(form["certificates"], form["integers"])
+    payload = s.to_dict()
+    assert len(json.dumps(payload)) < 80_000
+    full = {name: value for name, value in payload.items() if name != "integers"} | {"format": "dpkernels session 1"}
+    full["certificates"] = without_references(payload["certificates"], payload["integers"])
     assert len(json.dumps(full)) > 300_000
-    assert reports.verify(full) == reports.verify(form)
+    assert reports.verify(full) == reports.verify(payload)
 
 
 @pytest.mark.parametrize("cells", [[], [None], ["x"]], ids=str)
@@ -775,5 +775,5 @@ def test_a_release_that_failed_after_its_charge_stays_spent_in_what_is_saved(tmp
         s.top("plan", 1, ["A", "B"], epsilon=0.5)
     s.count(epsilon=0.25)
     s.save(tmp_path / "s.json")
-    form = json.loads((tmp_path / "s.json").read_text())
-    assert "spent: epsilon 0.75, delta 0, of which epsilon 0.25, delta 0" in "\n".join(reports.verify(form))
+    payload = json.loads((tmp_path / "s.json").read_text())
+    assert "spent: epsilon 0.75, delta 0, of which epsilon 0.25, delta 0" in "\n".join(reports.verify(payload))

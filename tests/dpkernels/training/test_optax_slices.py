@@ -25,14 +25,14 @@ def state():
 
 def test_the_certified_table_has_the_multiplier_as_its_deviation_over_the_sensitivity(noise):
     """In exact integers of the certificate, whose shift is the norm that one example can have."""
-    form = noise.certificate.to_dict()
-    table = form["noise"]
+    payload = noise.certificate.to_dict()
+    table = payload["noise"]
     codes = np.arange(len(table["weights"])) + table["first"]
     weights = np.array(table["weights"], float) / 2.0 ** table["bits"]
     cell = table["grains"] * 2.0 ** table["grain"]
     deviation = cell * math.sqrt(weights @ codes**2 - (weights @ codes) ** 2)
-    assert deviation / form["sensitivity"] == pytest.approx(MULTIPLIER, rel=1e-4)
-    assert form["sensitivity"] == noise.sensitivity
+    assert deviation / payload["sensitivity"] == pytest.approx(MULTIPLIER, rel=1e-4)
+    assert payload["sensitivity"] == noise.sensitivity
 
 
 @pytest.fixture(scope="module")

@@ -237,9 +237,9 @@ def test_an_update_is_the_clipped_sum_over_the_expected_batch_size(without_noise
 
 def test_a_release_has_the_micro_batches_since_the_last_one(without_noise):
     """And no others: sums that are released twice would move by twice the sensitivity."""
-    given = {"inner": optax.identity(), "expected_batch_size": 4.0}
-    accumulated = aggregate.private_aggregate(1.0, 4.0, KEY, micro_batches=2, **given)
-    whole = aggregate.private_aggregate(1.0, 4.0, KEY, **given)
+    options = {"inner": optax.identity(), "expected_batch_size": 4.0}
+    accumulated = aggregate.private_aggregate(1.0, 4.0, KEY, micro_batches=2, **options)
+    whole = aggregate.private_aggregate(1.0, 4.0, KEY, **options)
     rows = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2, 8)), jnp.float32)
     state, update = accumulated.init(jnp.zeros(8)), jax.jit(accumulated.update)
     releases = []
@@ -518,8 +518,8 @@ def test_the_distances_of_a_plan_with_a_strategy_are_those_of_all_steps():
 @pytest.mark.parametrize("neighbours", ["add_remove", pytest.param("replace", marks=pytest.mark.thorough)])
 def test_a_plan_with_a_strategy_costs_at_most_its_budget_by_another_path(neighbours):
     """From the certificate and the whole matrix of the strategy; its noise is the least one."""
-    given = {"epsilon": 3.0, "delta": 1e-6, "examples": 5000, "batch_size": 333, "params": PARAMS, "clip": 0.7}
-    plan = private_training(**given, epochs=3, neighbours=neighbours, strategy=ROOT)
+    options = {"epsilon": 3.0, "delta": 1e-6, "examples": 5000, "batch_size": 333, "params": PARAMS, "clip": 0.7}
+    plan = private_training(**options, epochs=3, neighbours=neighbours, strategy=ROOT)
     assert plan.steps == 45
     assert plan.expected_batch_size == 5000 / 15
     columns = ROOT.matrix(45)[:, ::15].sum(1)
@@ -535,11 +535,11 @@ def test_a_plan_with_a_strategy_costs_at_most_its_budget_by_another_path(neighbo
 
 
 def test_what_a_strategy_cannot_have_is_refused():
-    given = {"epsilon": 3.0, "delta": 1e-6, "parameters": 8, "clip": 0.7, "epochs": 1}
+    options = {"epsilon": 3.0, "delta": 1e-6, "parameters": 8, "clip": 0.7, "epochs": 1}
     with pytest.raises(TypeError, match="strategy: is a tuple; it must be a ToeplitzStrategy"):
-        private_training(**given, examples=400, batch_size=40, strategy=(2, 1))
+        private_training(**options, examples=400, batch_size=40, strategy=(2, 1))
     with pytest.raises(ValueError, match=r"examples / batch_size, rounded: 100000 is not in 1..65536"):
-        private_training(**given, examples=100_000, batch_size=1, strategy=ROOT)
+        private_training(**options, examples=100_000, batch_size=1, strategy=ROOT)
     with pytest.raises(ValueError, match="rate: "):
         poisson_overflow(10, 1 + 2.0**-32, 5)
 

@@ -59,10 +59,10 @@ def test_an_estimate_is_asked_for_by_name():
 
 def test_an_estimate_below_the_truth_is_not_what_users_get():
     """Three steps on samples of a thousandth: the estimate of epsilon is 1 % from the bracket, on either side."""
-    made = guarantee(dpk.gaussian(sigma=1.4426318368241944), 1.0).subsample(0.001, "replace").repeat(3)
-    low, high = made.bracket(delta=1.5523587103371814e-07)
-    assert not low <= made.estimate_epsilon(1.5523587103371814e-07) <= high
-    assert low <= made.epsilon(1.5523587103371814e-07) <= high <= low * 1.01
+    composed = guarantee(dpk.gaussian(sigma=1.4426318368241944), 1.0).subsample(0.001, "replace").repeat(3)
+    low, high = composed.bracket(delta=1.5523587103371814e-07)
+    assert not low <= composed.estimate_epsilon(1.5523587103371814e-07) <= high
+    assert low <= composed.epsilon(1.5523587103371814e-07) <= high <= low * 1.01
 
 
 WIDTHS = [
@@ -90,8 +90,8 @@ def test_widths_of_the_accuracy_page(case, method, made, width):
 @pytest.mark.parametrize("count", [1, 100])
 def test_widths_of_optimal_tables(count):
     """The pair above all rows takes losses 1e-5 apart as one; the rows below are two of the table."""
-    made = guarantee(dpk.optimal(epsilon=1.0, points=9, outputs=21, **UNIT)).repeat(count)
-    for low, high in (made.bracket(delta=1e-6), made.bracket(epsilon=made.epsilon(1e-6) / 2)):
+    composed = guarantee(dpk.optimal(epsilon=1.0, points=9, outputs=21, **UNIT)).repeat(count)
+    for low, high in (composed.bracket(delta=1e-6), composed.bracket(epsilon=composed.epsilon(1e-6) / 2)):
         assert 0 < high - low <= 1e-9 * high
 
 
@@ -126,11 +126,11 @@ def test_widths_of_a_billion_releases():
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9, 0.3, 40.0, 2000.0])
 @pytest.mark.parametrize("sigma", [0.02, 1.0, 1e4])
 def test_gaussian_noise_against_50_digits(sigma, epsilon):
-    made = guarantee(dpk.gaussian(sigma=sigma), 1.0).repeat(3)
+    composed = guarantee(dpk.gaussian(sigma=sigma), 1.0).repeat(3)
     with mp.workdps(80):
         mu, eps = mp.sqrt(3) / mp.mpf(sigma), mp.mpf(epsilon)
         exact = mp.ncdf(mu / 2 - eps / mu) - mp.exp(eps) * mp.ncdf(-mu / 2 - eps / mu)
-        low, high = made.bracket(epsilon=epsilon)
+        low, high = composed.bracket(epsilon=epsilon)
         assert low <= exact <= high
         assert high - low <= 1e-8 * high or high < 1e-300
 
