@@ -205,7 +205,7 @@ def points_at_levels(
     sign = np.where(first >= last, 1.0, -1.0)[piece]
     low, high = (end[piece] for end in ends)
     f_low, f_high = sign * (first[piece] - level), sign * (last[piece] - level)
-    rounding = units * UNIT_ROUNDOFF * (1 + np.abs(np.clip(level, *_sorted(first[piece], last[piece]))))
+    rounding = units * UNIT_ROUNDOFF * (1 + np.abs(np.clip(level, *smaller_and_larger(first[piece], last[piece]))))
     # Levels that a piece has not are at its nearer end; infinite levels are beyond any loss, also an infinite one.
     x = np.where((f_low <= 0) | (sign * level == np.inf), low, high)
     active = np.flatnonzero((f_low > 0) & (f_high < 0))
@@ -243,5 +243,6 @@ def points_at_levels(
     return x, error + rounding
 
 
-def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def smaller_and_larger(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smaller and the larger one of every two numbers."""
     return np.minimum(first, second), np.maximum(first, second)

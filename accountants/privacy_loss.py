@@ -86,7 +86,7 @@ class SmoothPieces:
 
     def mirrored(self, sign: Real = -1) -> SmoothPieces:
         """Return the pieces of the pair (q, p), or of this pair if the sign is 1; the sign may be a JAX number."""
-        inverse = self.inverse
+        inverse, intervals = self.inverse, self.intervals if namespace(sign) is np else None
         log_p, log_q = _exchanged(sign, self.log_p, self.log_q)
         return dataclasses.replace(
             self,
@@ -94,13 +94,8 @@ class SmoothPieces:
             log_q=log_q,
             loss=lambda x, i: sign * self.loss(x, i),
             inverse=inverse and (lambda loss, i: inverse(sign * loss, i)),
-            intervals=self._mirrored_intervals(sign),
+            intervals=intervals if intervals is None or sign > 0 else intervals.mirrored(),
         )
-
-    def _mirrored_intervals(self, sign: Real) -> LossIntervals | None:
-        if self.intervals is None or namespace(sign) is not np:
-            return None
-        return self.intervals if sign > 0 else self.intervals.mirrored()
 
     def subsampled(self, rate: Any) -> SmoothPieces:
         inverse, is_plain = self.inverse, namespace(rate) is np

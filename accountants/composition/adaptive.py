@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accountants.composition.interpolation import profile_on_grid
-from accountants.composition.self_composed import GuaranteeLike, RepeatedReleases, check_one_mechanism
+from accountants.composition.self_composed import GuaranteeLike, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 from dpkernels.numerics import MAX_EXPONENT
@@ -41,6 +41,10 @@ class _Losses:
 
     mass: np.ndarray
     infinite: float
+
+    @property
+    def total(self) -> float:
+        return float(self.mass.sum()) + self.infinite
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,10 @@ class AdaptiveProfile:
         check_one_mechanism(guarantee.terms)
         (term,) = guarantee.terms
         self.count = int(term.count)
-        self.directions = [_pairs(term, mirror) for mirror in guarantee.neighbour_directions]
+        pairs = [term.sampled_pair(pair) for pair in term.pairs]
+        self.directions = [
+            [pair.mirror() if mirror else pair for pair in pairs] for mirror in guarantee.neighbour_directions
+        ]
         self._known: dict[tuple[float, float, int], AdaptiveBounds | None] = {}
 
     def bracket(self, quantity: str, argument: float) -> tuple[float, float] | None:
@@ -132,11 +139,6 @@ def _larger(bounds: list[AdaptiveBounds]) -> AdaptiveBounds:
     size = min(len(entry.low) for entry in bounds)
     low, high = (np.max([getattr(entry, side)[:size] for entry in bounds], axis=0) for side in ("low", "high"))
     return AdaptiveBounds(bounds[0].step, low, high)
-
-
-def _pairs(term: RepeatedReleases, mirror: bool) -> list[DominatingPair]:
-    pairs = [term.sampled_pair(pair) for pair in term.pairs]
-    return [pair.mirror() for pair in pairs] if mirror else pairs
 
 
 @proven("directions#proof")
@@ -226,7 +228,8 @@ def _masses(
     lowered = lower_profile * (1 - _SLACK) - np.maximum(np.append(excess, 0.0), np.append(0.0, excess))
     t = np.exp(np.arange(-(len(lower_profile) // 2), len(lower_profile) // 2 + 1) * step)
     lowered[0] = min(lowered[0], 1 - t[0])
-    infinite = min(_infinity_mass(pair) * (1 - 1e-9), 1 - t[0])
+    nodes = pair.privacy_loss().nodes()
+    infinite = min(float(nodes.p[nodes.loss == np.inf].sum()) * (1 - 1e-9), 1 - t[0])
     # The profile may reach this mass anywhere before the first point where its bound is below. So the bound reaches it
     # one point earlier: a chord that was cut off at it would be above the profile.
     has_reached = lowered < infinite
@@ -240,18 +243,11 @@ def _masses(
     return high, _Losses(mass, infinite)
 
 
-@dataclass(frozen=True)
-class _Chords(_Losses):
-    @property
-    def total(self) -> float:
-        return float(self.mass.sum()) + self.infinite
-
-
-def _chords(profile: np.ndarray, step: float) -> _Chords:
+def _chords(profile: np.ndarray, step: float) -> _Losses:
     """Return the masses whose profile is linear in t between these values, and between 1 at t = 0 and the first."""
     fall = (profile[:-1] - profile[1:]) / np.expm1(step)
     before = np.append(1 - profile[0], np.exp(step) * fall)
-    return _Chords(np.maximum(before - np.append(fall, 0.0), 0.0), float(profile[-1]))
+    return _Losses(np.maximum(before - np.append(fall, 0.0), 0.0), float(profile[-1]))
 
 
 def _lower_hull(t: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -265,11 +261,6 @@ def _lower_hull(t: np.ndarray, values: np.ndarray) -> np.ndarray:
             corners.pop()
         corners.append(j)
     return np.array(corners)
-
-
-def _infinity_mass(pair: DominatingPair) -> float:
-    losses = pair.privacy_loss().nodes()
-    return float(losses.p[losses.loss == np.inf].sum())
 
 
 def _deviation(mass: np.ndarray, losses: np.ndarray) -> float:

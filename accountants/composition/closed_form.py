@@ -30,8 +30,30 @@ def more_than_least(delta: Real) -> np.ndarray:
     return np.minimum(np.asarray(delta) + _UNDERFLOW, 1.0)
 
 
-class ClosedForm(abc.ABC):
-    """Bounds of a guarantee of plain numbers by a formula with a bound on its rounding errors."""
+class Bounds(abc.ABC):
+    """Rigorous bounds (lower, upper) of a guarantee of plain numbers, by one method."""
+
+    @abc.abstractmethod
+    def delta(self, epsilon: float) -> tuple[float, float]:
+        """Return bounds of delta at a finite eps >= 0."""
+
+    @abc.abstractmethod
+    def epsilon(self, delta: float) -> tuple[float, float]:
+        """Return bounds of the least eps at delta in (0, 1)."""
+
+    @abc.abstractmethod
+    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+        """Return bounds of the trade-off curve at alpha in (0, 1)."""
+
+    def upper_delta(self, epsilon: float) -> float:
+        return self.delta(epsilon)[1]
+
+    def upper_epsilon(self, delta: float) -> float:
+        return self.epsilon(delta)[1]
+
+
+class ClosedForm(Bounds):
+    """Bounds by a formula with a bound on its rounding errors."""
 
     @classmethod
     @abc.abstractmethod
@@ -51,7 +73,6 @@ class ClosedForm(abc.ABC):
         """Return points around the eps of the highest line at alpha; see ``trade_off.curve_point``."""
 
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
-        """Return bounds of the trade-off curve at alpha in (0, 1)."""
         return curve_point(
             self.delta, lambda alpha, is_flat: self.tangent_points(alpha, is_flat, largest_loss), alpha, largest_loss
         )

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from accountants.composition.base import FOR_DERIVATIVES, Composer
+from accountants.composition.base import FOR_DERIVATIVES, FOR_VALUES, Composer
 from accountants.composition.direction import PANELS, Direction, may_sample_densities, pad_losses
 from accountants.composition.fft import LossesOnGrid
 from accountants.composition.gaussian import GaussianNoise
@@ -100,9 +100,10 @@ def select_composer(direction: Direction) -> Composer:
     return next(method.for_direction(direction) for method in METHODS if method.applies(direction))
 
 
-def answer_direction(direction: Direction) -> Real:
-    """Return the answer of one neighbour direction of plain numbers."""
-    return direction.question.answer(select_composer(direction), direction)
+def answer_direction(direction: Direction, composer: Composer | None = None) -> Real:
+    """Return the answer of one neighbour direction, by the first method that applies to plain numbers by default."""
+    composer = composer or select_composer(direction)
+    return direction.question.read(composer, *composer.compose(direction), direction.losses, FOR_VALUES)[0]
 
 
 def rough_epsilon(guarantee: GuaranteeLike, delta: float) -> float:
@@ -278,7 +279,7 @@ class _Computation(NamedTuple):
 
 
 def _value(composer: Composer, direction: Direction, _: object) -> _Answer:
-    return _Answer(direction.question.answer(composer, direction))
+    return _Answer(answer_direction(direction, composer))
 
 
 def _value_and_slopes(composer: Composer, direction: Direction, loss_tangents: LossTuple | None) -> _Answer:

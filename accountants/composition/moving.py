@@ -10,6 +10,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.flatten_util import ravel_pytree
 
+from dpkernels.numerics import RealArray
 from dpkernels.pytrees import PyTree
 
 MAX_FORWARD = 16  # Up to this number of parameters, derivatives are computed forwards, by one program.
@@ -35,7 +36,7 @@ def join_moving(
     return jax.tree.unflatten(structure, [next(sources[moves]) for moves in moving])
 
 
-def derivatives_forwards(function: Callable[[list[Array]], PyTree], moved: list[Array]) -> tuple[PyTree, PyTree]:
+def derivatives_forwards(function: Callable[..., PyTree], moved: Sequence[RealArray]) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
     flat, restore = ravel_pytree(moved)
     if not moved:

@@ -35,9 +35,9 @@ from accountants.composition.question import DeltaAt, EpsilonAt, Question
 from accountants.composition.self_composed import GuaranteeLike
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.jax_on_use import Array
-from dpkernels.numerics import Boolean, Real, RealArray, elementwise_maximum, float_if_scalar, floating, namespace
+from dpkernels.numerics import Real, RealArray, elementwise_maximum, float_if_scalar, floating, namespace
 from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
-from dpkernels.pytrees import PyTree
+from dpkernels.pytrees import PyTree, pytree
 
 
 def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real) -> Real:
@@ -182,6 +182,7 @@ def _prepared(guarantee: GuaranteeLike, number: int, may_sample: bool, composer:
     return composer.prepare(pad_losses(guarantee.repeated_losses(PANELS, may_sample=may_sample)[number]))
 
 
+@partial(pytree, static=("structure", "moving"))
 @dataclass(frozen=True)
 class _Parameters:
     """The numbers of a guarantee, some of which move."""
@@ -196,6 +197,14 @@ class _Parameters:
         return cls(tuple(numbers), structure, moving)
 
     @property
+    def moved(self) -> list[np.ndarray]:
+        return split_moving(self.numbers, self.moving)[0]
+
+    def guarantee(self, moved: list[Array]) -> GuaranteeLike:
+        """Return the guarantee with these numbers in the place of those that move."""
+        return join_moving(self.structure, self.moving, moved, split_moving(self.numbers, self.moving)[1])
+
+    @property
     def move_counts(self) -> bool:
         moving = jax.tree.unflatten(self.structure, self.moving)
         return any(term.count for term in moving.terms)
@@ -205,7 +214,7 @@ class _Parameters:
     ) -> tuple[list[np.ndarray], Real]:
         """Return the derivatives of function(guarantee, *static, eps) in the numbers that move and in eps."""
         with jax.enable_x64(True):
-            slopes = _gradient(function, static, self.structure, self.moving, *self._split, epsilon)
+            slopes = _gradient(self, function, static, epsilon)
         *by_moving, by_epsilon = map(np.asarray, slopes)
         return by_moving, by_epsilon
 
@@ -216,86 +225,57 @@ class _Parameters:
 
         The map gives derivatives of (a function of the losses) + infinite in the numbers that move.
         """
-        moving, fixed = self._split
-        forwards = sum(number.size for number in moving) <= MAX_FORWARD
-        differentiate = _forwards if forwards else _backwards
+        moved = self.moved
+        forwards = sum(number.size for number in moved) <= MAX_FORWARD
         with jax.enable_x64(True):
-            results, derivatives = differentiate(
-                function, static, self.structure, self.moving, moving, fixed, arguments
-            )
+            results, derivatives = (_forwards if forwards else _backwards)(self, function, static, arguments)
         results = jax.tree.map(np.asarray, results)
 
         def pull(by_losses: PyTree) -> list[np.ndarray]:
             cotangents = by_losses, np.ones_like(results[1])
             if forwards:
-                sizes = [number.size for number in moving]
+                sizes = [number.size for number in moved]
                 pairs = zip(jax.tree.leaves(derivatives), jax.tree.leaves(cotangents), strict=True)
                 terms = [np.asarray(tangents) * by for tangents, by in pairs]
                 flat = sum(term.sum(tuple(range(1, term.ndim))) for term in terms)
                 rows = np.split(flat, np.cumsum(sizes))[:-1]
-                return [row.reshape(number.shape) for row, number in zip(rows, moving, strict=True)]
+                return [row.reshape(number.shape) for row, number in zip(rows, moved, strict=True)]
             with jax.enable_x64(True):
                 return [np.asarray(slope) for slope in _pulled_back(derivatives, cotangents)]
 
         return results, pull
 
-    @property
-    def _split(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        return split_moving(self.numbers, self.moving)
 
-
-_jit = partial(
-    jax.jit, static_argnames=("function", "static", "structure", "moving"), compiler_options=QUICKLY_COMPILED
-)
+_jit = partial(jax.jit, static_argnames=("function", "static"), compiler_options=QUICKLY_COMPILED)
 
 
 @_jit
 def _gradient(
-    function: Callable[..., Real],
-    static: tuple[object, ...],
-    structure: object,
-    moving: tuple[bool, bool, bool],
-    moved: list[np.ndarray],
-    fixed: list[np.ndarray],
-    epsilon: RealArray,
+    parameters: _Parameters, function: Callable[..., Real], static: tuple[object, ...], epsilon: RealArray
 ) -> list[Array]:
     def value(moved: list[Array], epsilon: Real) -> Real:
-        return function(join_moving(structure, moving, moved, fixed), *static, epsilon)
+        return function(parameters.guarantee(moved), *static, epsilon)
 
-    by_moved, by_epsilon = jax.grad(value, (0, 1))(moved, epsilon)
+    by_moved, by_epsilon = jax.grad(value, (0, 1))(parameters.moved, epsilon)
     return [*by_moved, by_epsilon]
 
 
 @_jit
 def _forwards(
-    function: Callable[..., Real],
-    static: tuple[int, Boolean],
-    structure: object,
-    moving: tuple[bool, ...],
-    moved: list[Array],
-    fixed: list[Array],
-    arguments: tuple[object, ...],
+    parameters: _Parameters, function: Callable[..., PyTree], static: tuple[object, ...], arguments: tuple[object, ...]
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and their derivatives in every number that moves, along a first axis."""
-
-    def results(moved: list[Array]) -> PyTree:
-        return function(join_moving(structure, moving, moved, fixed), *static, *arguments)
-
-    return derivatives_forwards(results, moved)
+    return derivatives_forwards(
+        lambda moved: function(parameters.guarantee(moved), *static, *arguments), parameters.moved
+    )
 
 
 @_jit
 def _backwards(
-    function: Callable[..., Real],
-    static: tuple[int, Boolean],
-    structure: object,
-    moving: tuple[bool, bool, bool],
-    moved: list[Array],
-    fixed: list[Array],
-    arguments: tuple[Composer],
+    parameters: _Parameters, function: Callable[..., PyTree], static: tuple[object, ...], arguments: tuple[object, ...]
 ) -> tuple[PyTree, PyTree]:
     """Return the results, and the linear map from their derivatives to those in the numbers that move."""
-    return jax.vjp(lambda moved: function(join_moving(structure, moving, moved, fixed), *static, *arguments), moved)
+    return jax.vjp(lambda moved: function(parameters.guarantee(moved), *static, *arguments), parameters.moved)
 
 
 @jax.jit

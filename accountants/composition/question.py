@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accountants.composition import self_composed
-from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
+from accountants.composition.base import ComposedProfile, Composer
 from accountants.composition.self_composed import LossTuple
 from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.profile import inverse_profile
@@ -51,10 +51,6 @@ class Question(abc.ABC):
         self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float
     ) -> tuple[RealArray, RealArray]:
         """Return the tilt at which the losses are composed best, and the estimate of eps that belongs to it."""
-
-    def answer(self, composer: Composer, direction: Any) -> Real:
-        """Return the answer for a ``direction.Direction`` by a method of composition."""
-        return self.read(composer, *composer.compose(direction), direction.losses, FOR_VALUES)[0]
 
     @abc.abstractmethod
     def read(

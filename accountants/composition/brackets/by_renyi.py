@@ -23,6 +23,7 @@ from scipy.special import gammaln, log_ndtr, logsumexp
 from accountants.composition.brackets.cells import NoGridError, best_offset, cells_on_grid, split_monotone
 from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.masses import Masses, upper_masses
+from accountants.composition.closed_form import Bounds
 from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
@@ -199,7 +200,7 @@ def _log_moment_of_gaussian(mu: float, c: float) -> float:
 
 
 @dataclass(frozen=True)
-class GridOrRenyi:
+class GridOrRenyi(Bounds):
     """The bounds of losses on a grid, with upper ends by Renyi divergences where the grid's are wide or missing."""
 
     grid: GridBracket
@@ -223,12 +224,6 @@ class GridOrRenyi:
         if math.isinf(high) and refusal is not None:
             raise refusal
         return low, high
-
-    def upper_delta(self, epsilon: float) -> float:
-        return self.delta(epsilon)[1]
-
-    def upper_epsilon(self, delta: float) -> float:
-        return self.epsilon(delta)[1]
 
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
         with suppress(NoGridError):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from accountants.composition.interpolation import heaviest_atoms
-from accountants.loss_intervals import LOSS_UNITS, LossIntervals, points_at_levels
+from accountants.loss_intervals import LOSS_UNITS, LossIntervals, points_at_levels, smaller_and_larger
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_intervals
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF, Real, gauss_legendre
 from dpkernels.proven import proven
@@ -427,15 +427,11 @@ def _atom_contribution(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[
     ), error
 
 
-def _binned(column: np.ndarray, half_cell: np.ndarray, count: int) -> np.ndarray:
-    return np.bincount(half_cell + 1, column, count + 2)
-
-
 @proven("brackets#proof-of-1-quadrature")
 def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what pieces with known tails contribute: masses between the points where the loss is at the edges."""
     level, count = edges.level, len(edges.positions) - 1
-    low, high = _sorted(*pieces.end_losses)
+    low, high = smaller_and_larger(*pieces.end_losses)
     first, last = np.searchsorted(level, low, side="right"), np.searchsorted(level, high, side="left")
     last = np.maximum(first, last)
     # The levels of each piece: -inf for its lowest loss, all edges between, and inf for its highest loss.
@@ -463,7 +459,7 @@ def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     gain, gain_error = np.where(overflows, p, gain), np.where(overflows, p, gain_error)
     displacement = np.zeros(count + 2)
     np.maximum.at(displacement, half_cell + 1, loss_error)
-    columns = [_binned(column, half_cell, count) for column in (p, gain, p_error, gain_error)]
+    columns = [np.bincount(half_cell + 1, column, count + 2) for column in (p, gain, p_error, gain_error)]
     p_all, p_error_all = columns[0], columns[2]
     p, gain, p_error, gain_error = (column[1:-1] for column in columns)
     overflows = (float(p_all[j] + p_error_all[j]) for j in (0, -1))
@@ -474,7 +470,7 @@ def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
 def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what other pieces contribute, on panels cut where the loss is at the edges, and evenly between."""
     level, count = edges.level, len(edges.positions) - 1
-    low, high = _sorted(*pieces.end_losses)
+    low, high = smaller_and_larger(*pieces.end_losses)
     first, last = np.searchsorted(level, low, side="right"), np.searchsorted(level, high, side="left")
     counts = np.maximum(last - first, 0)
     piece = np.repeat(np.arange(len(pieces)), counts)
@@ -533,10 +529,6 @@ def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     return _HalfCells(
         p, gain, p_error, gain_error, displacement, mass_below + misplaced_mass[0], mass_above + misplaced_mass[-1]
     )
-
-
-def _sorted(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.minimum(first, second), np.maximum(first, second)
 
 
 # Estimates, which choose the grid

@@ -21,7 +21,7 @@ import numpy as np
 
 from accountants.composition.brackets.by_renyi import GridOrRenyi
 from accountants.composition.brackets.grid import WIDTH, GridBracket
-from accountants.composition.closed_form import ClosedForm, OneRelease, more_than_least
+from accountants.composition.closed_form import Bounds, ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
 from accountants.composition.self_composed import AdaptiveBrackets, GuaranteeLike, check_one_mechanism
@@ -36,7 +36,7 @@ _MAX_REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
 @dataclass(frozen=True)
-class ByDirections:
+class ByDirections(Bounds):
     """The bounds of noise that is not even, whose neighbour may move in another direction from release to release."""
 
     profile: AdaptiveBrackets  # Its bracket may be None.
@@ -52,12 +52,6 @@ class ByDirections:
         otherwise = self.otherwise.epsilon(delta)  # No eps on the profile's grid suffices.
         return max(low, otherwise[0]), otherwise[1]
 
-    def upper_delta(self, epsilon: float) -> float:
-        return self.delta(epsilon)[1]
-
-    def upper_epsilon(self, delta: float) -> float:
-        return self.epsilon(delta)[1]
-
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
         def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
             return points_around_tangent(self.otherwise.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
@@ -66,10 +60,10 @@ class ByDirections:
 
 
 @dataclass(frozen=True)
-class FromBothSides:
+class FromBothSides(Bounds):
     """The bounds of pairs that need not be attained, of which the lower ends are those of pairs that are."""
 
-    upper: ClosedForm | GridOrRenyi | ByDirections
+    upper: Bounds
     lower: list[RigorousBounds]  # Each is a lower bound.
 
     def delta(self, epsilon: float) -> tuple[float, float]:
@@ -106,13 +100,13 @@ class RigorousBounds:
         self.errors = lru_cache(_MAX_REMEMBERED)(self._errors)
 
     @cached_property
-    def method(self) -> ClosedForm | GridOrRenyi | ByDirections | FromBothSides:
+    def method(self) -> Bounds:
         """Return the narrowest method that applies, with lower ends of pairs that are attained."""
         lower = [RigorousBounds(attained, self.width) for attained in self.guarantee.attained()]
         return FromBothSides(self._method, lower) if lower else self._method
 
     @cached_property
-    def _method(self) -> ClosedForm | GridOrRenyi | ByDirections:
+    def _method(self) -> Bounds:
         """Return the narrowest method of upper ends."""
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")

@@ -8,6 +8,7 @@ docs/proofs/brackets.md and docs/proofs/sums.md.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Protocol
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ from accountants.composition.brackets.sums import (
     stage_count,
 )
 from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
+from accountants.composition.closed_form import Bounds
 from accountants.composition.self_composed import MAX_TILT, GuaranteeLike, LossTuple, RepeatedLoss, RepeatedReleases
 from accountants.composition.trade_off import (
     CurvePoint,
@@ -121,7 +122,7 @@ _ON_LATTICE = 1e-9  # The distance from a lattice, in its steps, up to which an 
 
 @proven("brackets#proof-of-5-margins")
 @dataclass
-class GridBracket:
+class GridBracket(Bounds):
     """Brackets of one guarantee with concrete parameters."""
 
     guarantee: GuaranteeLike
@@ -133,19 +134,11 @@ class GridBracket:
         likely_delta = math.exp(min(max(estimate.value for estimate in directions), 0.0))
         return self._refine(directions, likely_delta, None, _DeltaAt(epsilon), self.width)
 
-    def upper_delta(self, epsilon: float) -> float:
-        """Return the upper end of the bracket of delta at eps."""
-        return self.delta(epsilon)[1]
-
     def epsilon(self, delta: float) -> tuple[float, float]:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         directions = self._estimates(lambda direction: direction.saddle_of_delta(delta))
         guess = max(estimate.value for estimate in directions)
         return self._refine(directions, delta, guess, _EpsilonAt(delta), self.width)
-
-    def upper_epsilon(self, delta: float) -> float:
-        """Return the upper end of the bracket of eps at delta."""
-        return self.epsilon(delta)[1]
 
     @proven("trade_off#proof")
     def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
@@ -742,20 +735,24 @@ class _Estimate:
 # Questions
 
 
-class _Bound(Protocol):
+class _Bound(abc.ABC):
     """A question that bounds of a sum answer: delta at eps, say."""
 
-    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float: ...
+    @abc.abstractmethod
+    def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
+        """Return the answer by an upper (side 1) or lower (side -1) bound of a sum."""
 
     def noise(self, total: ComposedBounds, answer: float) -> float:
         """Return about the relative error of an answer by errors of transforms and by what wraps around."""
+        return 0.0
 
     def target_epsilon(self, guess: float) -> float:
         """Return the eps in question, or about that."""
+        return guess
 
 
 @dataclass(frozen=True)
-class _DeltaAt:
+class _DeltaAt(_Bound):
     epsilon: float
 
     def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
@@ -769,7 +766,7 @@ class _DeltaAt:
 
 
 @dataclass(frozen=True)
-class _EpsilonAt:
+class _EpsilonAt(_Bound):
     delta: float
 
     def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
@@ -784,12 +781,9 @@ class _EpsilonAt:
         # The log of delta falls about as fast as the tilt says.
         return total.noise(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
 
-    def target_epsilon(self, guess: float) -> float:
-        return guess
-
 
 @dataclass(frozen=True)
-class _CollectedSums:
+class _CollectedSums(_Bound):
     """The sums themselves."""
 
     totals: list[ComposedBounds]
@@ -798,15 +792,9 @@ class _CollectedSums:
         self.totals.append(total)
         return 0.0
 
-    def noise(self, total: ComposedBounds, answer: float) -> float:
-        return 0.0
-
-    def target_epsilon(self, guess: float) -> float:
-        return guess
-
 
 @dataclass(frozen=True)
-class _PowerAt:
+class _PowerAt(_Bound):
     """The power at a type I error, or 1 over the type II error if lines are flat: what grows with delta."""
 
     alpha: float
