@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.composition.brackets.cells import split_monotone, two_heaviest_atoms
 from accountants.composition.brackets.dispatch import RigorousBounds
+from accountants.composition.brackets.monotone import split_monotone
+from accountants.composition.brackets.offsets import two_heaviest_atoms
 from accountants.composition.self_composed import ON_ALL_DATA, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.base import DominatingPair, as_float64

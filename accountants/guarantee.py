@@ -31,8 +31,8 @@ import jax
 import numpy as np
 
 from accountants.composition.adaptive import AdaptiveProfile, is_adaptive
-from accountants.composition.brackets.cells import UnknownSteepnessError
 from accountants.composition.brackets.dispatch import RigorousBounds
+from accountants.composition.brackets.monotone import UnknownSteepnessError
 from accountants.composition.direction import directions_of_numbers
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outside_jit import evaluate

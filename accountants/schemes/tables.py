@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from accountants.composition.brackets.cells import best_offset, cells_on_grid, rough_losses, split_monotone
+from accountants.composition.brackets.cells import cells_on_grid
 from accountants.composition.brackets.masses import lower_masses, upper_masses
+from accountants.composition.brackets.monotone import split_monotone
+from accountants.composition.brackets.offsets import best_offset, rough_losses
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from accountants.composition.brackets.cells import TooManyPointsError
 from accountants.composition.brackets.masses import RATIO, Masses
+from accountants.composition.brackets.monotone import TooManyPointsError
 from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose, stage_count
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF

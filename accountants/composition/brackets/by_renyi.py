@@ -20,9 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
-from accountants.composition.brackets.cells import NoGridError, best_offset, cells_on_grid, split_monotone
+from accountants.composition.brackets.cells import cells_on_grid
 from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.masses import Masses, upper_masses
+from accountants.composition.brackets.monotone import NoGridError, split_monotone
+from accountants.composition.brackets.offsets import best_offset
 from accountants.composition.closed_form import Bounds
 from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent

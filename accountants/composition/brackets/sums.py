@@ -21,8 +21,8 @@ from typing import cast
 
 import numpy as np
 
-from accountants.composition.brackets.cells import NoGridError, TooManyPointsError
 from accountants.composition.brackets.masses import RATIO, Masses, coarsened
+from accountants.composition.brackets.monotone import NoGridError, TooManyPointsError
 from accountants.composition.self_composed import integer_power
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
@@ -33,11 +33,8 @@ _MAX_POINTS = 1 << 21  # The most points of a grid: 16 MiB an array.
 _NEGLIGIBLE_EXPONENT = 60.0  # Weights below e^-x are bounded, not computed.
 _SUMMARY = 256  # The points that represent a distribution in Chernoff bounds.
 _LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of their own for the error of exponents.
-_SECOND_ORDER = 1.01  # The factor on an error, for its terms of second order, which are small.
-_MAX_PRODUCTS = 1 << 29  # The most products of one sum by positive terms, which take about 0.3 s.
-_MAX_PLAIN_POINTS = 256  # The points up to which sums are computed point by point.
+SECOND_ORDER = 1.01  # The factor on an error, for its terms of second order, which are small.
 _MIN_FLOAT = 5e-324  # The least positive float.
-_UNDERFLOW = 1e-300  # More than what products lose that are below the floats.
 _MIXING_ROUNDING = 2.0**-40  # More than the relative rounding errors of a randomised test between two losses.
 _BLOCK_ENTRIES = 1 << 21  # About how many entries of spectra are multiplied at once,
 _MIN_BLOCK = 1 << 12  # and the fewest of each.
@@ -207,7 +204,7 @@ def compose(
         tilted += [common] if common.count else []  # Of few losses all may be rare.
         mixtures += [] if mixture is None else [mixture]
         lost += lost_by_tilt
-    offset, offsets = _offset(terms)
+    offset, offsets = sum_offsets(terms)
     with np.errstate(divide="ignore"):
         log_finite = sum(term.count * np.log1p(-min(term.infinite, 1.0)) for term in terms)
     infinite = float(-np.expm1(log_finite))
@@ -215,10 +212,8 @@ def compose(
         return ComposedBounds(np.zeros(1), np.zeros(1), tilt, 0.0, infinite, 0.0, 0.0)
     shift = 0.0
     for stage in range(stages):
-        coarser, current = (
-            [term for term in tilted if term.stage > stage],
-            [term for term in tilted if term.stage <= stage],
-        )
+        coarser = [term for term in tilted if term.stage > stage]
+        current = [term for term in tilted if term.stage <= stage]
         total = float(sum(term.count for term in current))
         for term in current:
             block_count, remainder = divmod(term.count, BLOCK)
@@ -253,13 +248,13 @@ def compose(
         sum(term.count * term.log_scale for term in addends) + tilt * offset,
         infinite,
         error,
-        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost * _SECOND_ORDER, MAX_EXPONENT)),
+        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost * SECOND_ORDER, MAX_EXPONENT)),
         1e-13 + sum(term.count * term.rounding for term in addends) + 4 * UNIT_ROUNDOFF * abs(tilt) * offsets,
         offsets + (abs(lowest) + size) * step,
     )
 
 
-def _offset(terms: Sequence[Masses]) -> tuple[float, float]:
+def sum_offsets(terms: Sequence[Masses]) -> tuple[float, float]:
     """Return the sum of all offsets, and that of their absolute values."""
     offsets = [term.count * term.offset for term in terms]
     return sum(offsets), len(offsets) * sum(map(abs, offsets))
@@ -423,103 +418,6 @@ def _tilted(
     return replace(common, count=term.count - most), mixture, lost
 
 
-# Sums of rare losses
-
-
-@proven("sums#proof")
-def compose_directly(
-    terms: Sequence[Masses], step: float, negligible: float, side: int, stages: int = 0
-) -> ComposedBounds:
-    """Return what ``compose`` does, without a tilt and by sums of positive terms.
-
-    No error is larger than a share of the mass that it belongs to, so that bounds hold their digits where losses are
-    rare and large, and no tilt raises those that matter. This takes a time of the square of the number of points.
-    """
-    with np.errstate(divide="ignore"):
-        infinite = float(-np.expm1(sum(term.count * np.log1p(-min(term.infinite, 1.0)) for term in terms)))
-    sums = [_Direct(term.mass, term.first, term.count, term.stage) for term in terms]
-    total, work = sum(term.count for term in terms), _Work(_MAX_PRODUCTS)
-    lost = shift = 0.0
-    for stage in range(stages):
-        coarser, current = (
-            [term for term in sums if term.stage > stage],
-            [term for term in sums if term.stage <= stage],
-        )
-        for term in current:
-            block_count, remainder = divmod(term.count, BLOCK)
-            for size, count in ((BLOCK, block_count), (remainder, 1)):
-                if size * count:
-                    block = term.power(size, negligible / total, work)
-                    mass, first = coarsened(block.g, block.first, step, 0.0, side)
-                    coarser.append(_Direct(mass, first, count, stage + 1, block.rounding + 16 * UNIT_ROUNDOFF))
-                    lost += count * block.lost
-                    shift += 32 * UNIT_ROUNDOFF * count * RATIO * step
-        sums, step = coarser, step * RATIO
-    result, *further = (term.power(term.count, negligible / total, work) for term in sums)
-    for addend in further:
-        result = result.convolved(addend, negligible, work)
-    offset, offsets = _offset(terms)
-    offset += side * shift
-    loss = (result.first + np.arange(len(result.g))) * step + offset
-    lost = math.expm1(min(_SECOND_ORDER * (lost + result.lost), MAX_EXPONENT)) + _UNDERFLOW
-    largest = offsets + (abs(result.first) + len(result.g)) * step
-    return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost, 1e-13 + result.rounding, largest)
-
-
-@dataclass
-class _Work:
-    """The number of products that are left."""
-
-    left: int
-
-
-@dataclass(frozen=True)
-class _Direct:
-    """Masses at the grid numbers first + j, with a bound on their relative errors, and on the mass that was left out.
-
-    They are composed ``count`` times.
-    """
-
-    g: np.ndarray
-    first: int
-    count: int = 1
-    stage: int = 0
-    rounding: float = 0.0
-    lost: float = 0.0
-
-    def convolved(self, addend: _Direct, negligible: float, work: _Work) -> _Direct:
-        """Return the sum of both, without the least masses that together are negligible."""
-        indices, addend_indices = np.flatnonzero(self.g), np.flatnonzero(addend.g)
-        if len(addend_indices) < len(indices):
-            return addend.convolved(self, negligible, work)
-        work.left -= len(indices) * len(addend.g)
-        if work.left < 0:
-            raise TooManyPointsError(f"sums over {len(indices)} and {len(addend.g)} points take too long")
-        if len(indices) < _MAX_PLAIN_POINTS:
-            g = np.zeros(len(self.g) + len(addend.g) - 1)
-            for index in indices:
-                g[index : index + len(addend.g)] += self.g[index] * addend.g
-        else:
-            g = np.convolve(self.g, addend.g)
-        order = np.argsort(g)
-        is_light = order[: int((np.cumsum(g[order]) <= negligible).sum())]
-        lost = self.lost + addend.lost + float(g[is_light].sum())
-        g[is_light] = 0.0
-        nonzero = np.flatnonzero(g)
-        low, high = (int(nonzero[0]), int(nonzero[-1]) + 1) if len(nonzero) else (0, 1)
-        rounding = self.rounding + addend.rounding + (4 + len(indices)) * UNIT_ROUNDOFF
-        return _Direct(g[low:high], self.first + addend.first + low, 1, self.stage, rounding, lost)
-
-    def power(self, count: int, negligible: float, work: _Work) -> _Direct:
-        base, result = replace(self, count=1), None
-        while count:
-            if count & 1:
-                result = base if result is None else result.convolved(base, negligible, work)
-            count >>= 1
-            base = base.convolved(base, negligible, work) if count else base
-        return cast(_Direct, result)
-
-
 # Tails
 
 
@@ -624,7 +522,7 @@ def _blocks(
         lower_power = integer_power(spectrum, size - 1) if size > 1 else np.ones_like(spectrum)
         power = lower_power * spectrum
         g = np.maximum(np.roll(fft.irfft(power, length), -(lowest % length)), 0.0)
-        error = size * eta * (_SECOND_ORDER * _whole_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
+        error = size * eta * (SECOND_ORDER * _whole_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
         error += (8 * UNIT_ROUNDOFF * size + eta) * _whole_norm(power) + mass_outside
         mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
         total = float(mass.sum())
@@ -698,7 +596,7 @@ def _transformed(terms: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
     # Where an entry is small, so is its power but for this.
     least = [1e-3 ** (count - 1) if count > 1 else 0.0 for count in counts]
     errors = [
-        count * (eta + 8 * UNIT_ROUNDOFF) * (_SECOND_ORDER * slope_norm + least_entry)
+        count * (eta + 8 * UNIT_ROUNDOFF) * (SECOND_ORDER * slope_norm + least_entry)
         for count, slope_norm, least_entry in zip(counts, norms, least, strict=True)
     ]
     error = sum(errors) + 8 * UNIT_ROUNDOFF * sum(counts) * _whole_norm(product) / math.sqrt(size)

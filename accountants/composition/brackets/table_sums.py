@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.brackets.cells import MonotoneLoss, TooManyPointsError
 from accountants.composition.brackets.masses import Masses
+from accountants.composition.brackets.monotone import MonotoneLoss, TooManyPointsError
 from accountants.composition.brackets.sums import ComposedBounds, compose, norm
 from accountants.loss_intervals import LOSS_UNITS
 from dpkernels.numerics import UNIT_ROUNDOFF

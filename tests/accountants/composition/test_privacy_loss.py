@@ -12,7 +12,8 @@ import pytest
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee
-from accountants.composition.brackets.cells import cells_on_grid, split_monotone
+from accountants.composition.brackets.cells import cells_on_grid
+from accountants.composition.brackets.monotone import split_monotone
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, sampled_loss

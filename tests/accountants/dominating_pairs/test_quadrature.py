@@ -11,20 +11,11 @@ from helpers import UNIT
 from scipy.special import ndtri
 
 import dpkernels as dpk
-from accountants.composition.brackets.cells import (
-    _ACCURATE_STEEPNESS as EXACT,
-)
-from accountants.composition.brackets.cells import (
-    _COARSE_STEEPNESS as ROUGH,
-)
-from accountants.composition.brackets.cells import (
-    MonotoneLoss,
-    MonotonePieces,
-    Panels,
-    cells_on_grid,
-    split_monotone,
-)
+from accountants.composition.brackets.cells import _ACCURATE_STEEPNESS as EXACT
+from accountants.composition.brackets.cells import _COARSE_STEEPNESS as ROUGH
+from accountants.composition.brackets.cells import cells_on_grid
 from accountants.composition.brackets.grid import ComposedBounds, Masses, compose, lower_masses, upper_masses
+from accountants.composition.brackets.monotone import MonotoneLoss, MonotonePieces, Panels, split_monotone
 from accountants.composition.interpolation import profile_on_grid
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import replaced_pair
@@ -171,8 +162,8 @@ def smooth(loss, steepness=lambda left, right, piece: 0 * left):
 def test_a_turn_of_the_loss_that_was_not_seen_is_refused(monkeypatch):
     wavy = PrivacyLossDistribution.of_pieces(smooth(lambda x: x + 0.3 * np.sin(20 * x)))
     assert len(split_monotone(wavy).pieces[0]) > 3
-    monkeypatch.setattr("accountants.composition.brackets.cells._SAMPLES", 2)
-    monkeypatch.setattr("accountants.composition.brackets.cells._MIN_SAMPLES", 2)
+    monkeypatch.setattr("accountants.composition.brackets.monotone._SAMPLES", 2)
+    monkeypatch.setattr("accountants.composition.brackets.monotone._MIN_SAMPLES", 2)
     with pytest.raises(ValueError, match="turns"):
         cells_on_grid(split_monotone(wavy), 0.05)
 

@@ -12,8 +12,8 @@ import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition.brackets import by_renyi
 from accountants.composition.brackets.by_renyi import GridOrRenyi, delta_of_orders, epsilon_of_orders
-from accountants.composition.brackets.cells import NoGridError, TooManyPointsError
 from accountants.composition.brackets.grid import GridBracket
+from accountants.composition.brackets.monotone import NoGridError, TooManyPointsError
 from accountants.dominating_pairs.base import as_float64
 
 

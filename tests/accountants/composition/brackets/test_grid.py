@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
 from accountants.composition.brackets import grid, sums
-from accountants.composition.brackets.cells import Cells, cells_on_grid, split_monotone
+from accountants.composition.brackets.cells import Cells, cells_on_grid
 from accountants.composition.brackets.grid import (
     ComposedBounds,
     GridBracket,
@@ -26,6 +26,7 @@ from accountants.composition.brackets.grid import (
     lower_masses,
     upper_masses,
 )
+from accountants.composition.brackets.monotone import split_monotone
 from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.registry import dominating_pairs

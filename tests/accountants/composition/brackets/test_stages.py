@@ -13,18 +13,12 @@ import pytest
 from scipy.special import ndtr
 
 from accountants import guarantee
-from accountants.composition.brackets import cells, grid, masses, sums
-from accountants.composition.brackets.cells import (
-    Cells,
-    MonotoneLoss,
-    TooManyPointsError,
-    best_offset,
-    cells_on_grid,
-    rough_losses,
-    split_monotone,
-)
+from accountants.composition.brackets import direct_sums, grid, masses, monotone, questions, sums
+from accountants.composition.brackets.cells import Cells, cells_on_grid
 from accountants.composition.brackets.grid import GridBracket, compose, lower_masses, upper_masses
 from accountants.composition.brackets.masses import RATIO, Masses
+from accountants.composition.brackets.monotone import MonotoneLoss, TooManyPointsError, split_monotone
+from accountants.composition.brackets.offsets import best_offset, rough_losses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
@@ -161,7 +155,7 @@ def test_losses_of_stages_are_moved_to_their_side(side):
     """By more than the roundings of a stage, away from the multiples of the step, which are exact here."""
     part, step = Masses(np.array([0.3, 0.4, 0.3]), -1, 0.0, 0.0, 5000), 2.0**-6
     tilted = [compose([part], step, 0.5, side, 1, is_linear=is_linear) for is_linear in (False, True)]
-    for total in [*tilted, sums.compose_directly([part], step, 1e-12, side, 1)]:
+    for total in [*tilted, direct_sums.compose_directly([part], step, 1e-12, side, 1)]:
         moved = total.loss - np.round(total.loss / (RATIO * step)) * RATIO * step
         assert np.all(side * moved >= 16 * UNIT_ROUNDOFF * 200 * RATIO * step)
         assert np.all(side * moved <= 1e-9 * step)
@@ -271,7 +265,7 @@ def test_sums_of_positive_terms_are_those_of_transforms(stages):
     for epsilon in (0.2, 0.5):
         truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
         for side, part in ((-1, lower_masses(cells, step, count)), (1, upper_masses(cells, step, count))):
-            direct = sums.compose_directly([part], step, 1e-20, side, stages).delta(epsilon, side)
+            direct = direct_sums.compose_directly([part], step, 1e-20, side, stages).delta(epsilon, side)
             tilted = compose([part], step, 2.0, side, stages).delta(epsilon, side)
             assert side * direct >= side * truth
             assert direct == pytest.approx(tilted, rel=1e-6)
@@ -282,14 +276,14 @@ def test_mass_that_is_left_out_of_sums_of_positive_terms_is_counted():
     cells, count = gaussian_cells(step), 40
     mu, epsilon = math.sqrt(count) / SIGMA, 0.5
     truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
-    high = sums.compose_directly([upper_masses(cells, step, count)], step, 1e-2, 1)
+    high = direct_sums.compose_directly([upper_masses(cells, step, count)], step, 1e-2, 1)
     assert high.delta(epsilon, 1) >= truth > dataclasses.replace(high, misplaced=0.0).delta(epsilon, 1)
 
 
 def test_sums_of_positive_terms_do_not_take_long(monkeypatch):
-    monkeypatch.setattr(sums, "_MAX_PRODUCTS", 1000)
+    monkeypatch.setattr(direct_sums, "_MAX_PRODUCTS", 1000)
     with pytest.raises(TooManyPointsError, match="take too long"):
-        sums.compose_directly([upper_masses(gaussian_cells(1e-3), 1e-3, 40)], 1e-3, 1e-20, 1)
+        direct_sums.compose_directly([upper_masses(gaussian_cells(1e-3), 1e-3, 40)], 1e-3, 1e-20, 1)
 
 
 @pytest.mark.lengthy
@@ -303,7 +297,7 @@ def test_losses_that_are_sums_of_opposite_numbers_are_off_by_no_more_than_stated
     """A million offsets of -1000.1 leave sums of about 1, with an error of the offsets' size."""
     step, count = 1e-3, 10**6 + 7
     part = Masses(np.array([0.25, 0.5, 0.25]), 1_000_099, -1000.1, 0.0, count)
-    for total in (compose([part], step, 0.0), sums.compose_directly([replace(part, count=7)], step, 1e-20, 1)):
+    for total in (compose([part], step, 0.0), direct_sums.compose_directly([replace(part, count=7)], step, 1e-20, 1)):
         copies = count if total.tilt == 0.0 and total.error > 0 else 7
         offset = copies * Fraction(part.offset)
         for loss in total.loss[[0, -1]]:
@@ -388,7 +382,7 @@ def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
 
 def test_a_density_is_its_base_outside_of_windows(monkeypatch):
     """A window of a millionth needs a million panels inside, and none beside it."""
-    monkeypatch.setattr(cells, "_MAX_PANELS", 1 << 14)
+    monkeypatch.setattr(monotone, "_MAX_PANELS", 1 << 14)
     pair = WindowedPair(Sine(), Quartic(0.2), 1e-6, 1000.0, 0.9, 0.0)
     whole = split_monotone(pair.privacy_loss())
     assert whole.p.sum() == pytest.approx(1, abs=1e-2)
@@ -409,7 +403,7 @@ def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
 def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
     made = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
-    question = grid._EpsilonAt(1e-6)
+    question = questions.EpsilonOfSum(1e-6)
     (estimate, *_) = GridBracket(made)._estimates(lambda direction: direction.saddle_of_delta(1e-6))
     step = estimate.first_step(estimate.value)
     low, high = estimate.bounds(step, 1e-6, question, (-1, 1))

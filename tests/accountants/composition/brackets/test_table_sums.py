@@ -13,7 +13,7 @@ import pytest
 
 from accountants import discrete_pair, guarantee
 from accountants.composition.brackets import table_sums
-from accountants.composition.brackets.cells import split_monotone
+from accountants.composition.brackets.monotone import split_monotone
 from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
 
 BITS = 40
