@@ -124,11 +124,9 @@ class BatchGuarantee(ComposableGuarantee):
         terms: list[RepeatedReleases] = []
         for shape_index, first in enumerate(firsts.tolist()):
             shape = _with_size(shapes, len(counts))[first].noise
-            has_shape = shape_indices == shape_index
-            levels = (
-                self._on_lattice(shape, ratios[has_shape], counts[has_shape], side) if side and may_be_many else None
-            )
-            terms += levels or self._levels(shape, ratios[has_shape], counts[has_shape], side)
+            rows = shape_indices == shape_index
+            levels = self._on_lattice(shape, ratios[rows], counts[rows], side) if side and may_be_many else None
+            terms += levels or self._levels(shape, ratios[rows], counts[rows], side)
         return _JoinedGuarantee(tuple(terms))
 
     def _on_lattice(

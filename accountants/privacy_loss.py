@@ -218,10 +218,8 @@ class PrivacyLossDistribution:
             for piece in self.pieces
         )
         larger = PrivacyLossDistribution(p, q, self.loss, self.width, pieces, self.unseen)
-        remaining = xp.maximum(1 - sum(larger.masses()), 0.0)[None]
-        return join(
-            [larger, larger.mirrored(), PrivacyLossDistribution(remaining, remaining, 0 * remaining, 0 * remaining)]
-        )
+        mass = xp.maximum(1 - sum(larger.masses()), 0.0)[None]
+        return join([larger, larger.mirrored(), PrivacyLossDistribution(mass, mass, 0 * mass, 0 * mass)])
 
     def masses(self) -> tuple[Real, Real]:
         nodes = self.nodes()
@@ -313,18 +311,11 @@ def _exchanged(sign: Real, first: object, second: object) -> tuple[PyTree, PyTre
 
 def join(distributions: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return the distribution with all outcomes and pieces of several."""
-    xp = namespace(
-        *(value for distribution in distributions for value in (distribution.p, distribution.q, distribution.loss))
-    )
-    columns = zip(
-        *((distribution.p, distribution.q, distribution.loss, distribution.width) for distribution in distributions),
-        strict=True,
-    )
+    xp = namespace(*(value for entry in distributions for value in (entry.p, entry.q, entry.loss)))
+    columns = zip(*((entry.p, entry.q, entry.loss, entry.width) for entry in distributions), strict=True)
     p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in arrays]) for arrays in columns)
-    pieces = sum((distribution.pieces for distribution in distributions), ())
-    return PrivacyLossDistribution(
-        p, q, loss, width, pieces, sum(distribution.unseen for distribution in distributions)
-    )
+    pieces = sum((entry.pieces for entry in distributions), ())
+    return PrivacyLossDistribution(p, q, loss, width, pieces, sum(entry.unseen for entry in distributions))
 
 
 def sampled_loss(loss: Real, rate: Real) -> RealArray:

@@ -165,14 +165,10 @@ def _direction_bounds(
     high, low, limit = start * (1 + slack), start * (1 - slack), 0.0
     for _ in range(count):
         # Below the grid V is at most 1, and at least its value at the end; beyond it, the other way round.
-        extended_high = np.concatenate([np.ones(K), high, np.full(K, high[-1])])
-        extended_low = np.concatenate([np.full(K, low[0]), low, np.full(K, limit)])
-        high = np.max(
-            [losses.infinite + np.convolve(extended_high, losses.mass, "valid") for losses, _ in masses], axis=0
-        )
-        low = np.max(
-            [losses.infinite + np.convolve(extended_low, losses.mass, "valid") for _, losses in masses], axis=0
-        )
+        wide_high = np.concatenate([np.ones(K), high, np.full(K, high[-1])])
+        wide_low = np.concatenate([np.full(K, low[0]), low, np.full(K, limit)])
+        high = np.max([losses.infinite + np.convolve(wide_high, losses.mass, "valid") for losses, _ in masses], axis=0)
+        low = np.max([losses.infinite + np.convolve(wide_low, losses.mass, "valid") for _, losses in masses], axis=0)
         limit = max(losses.infinite + limit * float(losses.mass.sum()) for _, losses in masses) * (1 - slack)
         high, low = np.minimum(high * (1 + slack), 1.0), low * (1 - slack)
     return AdaptiveBounds(step, low[M:], high[M:])

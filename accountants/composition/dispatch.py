@@ -82,9 +82,8 @@ def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real)
         are_whole = all(count is not None and bool(np.all(count == np.floor(count))) for count in counts)
         traced = _Traced(quantity, may_sample, are_counts_enumerable(guarantee.terms), are_whole)
         return _evaluate_traced(guarantee, traced, values)
-    arguments = np.minimum(
-        np.asarray(argument, np.float64), np.finfo(np.float64).max ** 0.5
-    )  # Also for an infinite eps.
+    # Also for an infinite eps.
+    arguments = np.minimum(np.asarray(argument, np.float64), np.finfo(np.float64).max ** 0.5)
     answers = np.full(arguments.shape, -1.0)
     with np.errstate(all="ignore"):
         for losses, coarse in guarantee.numeric_directions:
@@ -259,23 +258,17 @@ class _Computation(NamedTuple):
     # An answer of zeros for the losses of a direction, their changes, and a number.
     zero_answer: Callable[[LossTuple, LossTuple | None, RealArray], _Answer]
 
-    def answer_by_first_method(
-        self, direction: Direction, loss_tangents: LossTuple | None, methods: tuple[type[Composer], ...]
-    ) -> _Answer:
+    def answer(self, direction: Direction, tangents: LossTuple | None, methods: tuple[type[Composer], ...]) -> _Answer:
         """Return what the first method that applies computes, also where JAX traces whether it applies."""
         method, *later = methods
         applies = not later or method.applies(direction)
         if applies is False:
-            return self.answer_by_first_method(direction, loss_tangents, tuple(later))
+            return self.answer(direction, tangents, tuple(later))
         if applies is True:
-            return self.compute(method.for_direction(direction), direction, loss_tangents)
-        zero = self.zero_answer(direction.losses, loss_tangents, direction.question.argument)
-        answer = _compute_if(
-            ~applies, lambda: self.answer_by_first_method(direction, loss_tangents, tuple(later)), zero
-        )
-        return _compute_if(
-            applies, lambda: self.compute(method.for_direction(direction), direction, loss_tangents), answer
-        )
+            return self.compute(method.for_direction(direction), direction, tangents)
+        zero = self.zero_answer(direction.losses, tangents, direction.question.argument)
+        answer = _compute_if(~applies, lambda: self.answer(direction, tangents, tuple(later)), zero)
+        return _compute_if(applies, lambda: self.compute(method.for_direction(direction), direction, tangents), answer)
 
 
 def _value(composer: Composer, direction: Direction, _: object) -> _Answer:
@@ -298,13 +291,11 @@ def _value_and_slopes(composer: Composer, direction: Direction, loss_tangents: L
     return _Answer(value, *_compute_if(~(value <= question.best), slopes, zero[1:]))
 
 
-def _directional_derivatives(by_losses: LossTuple, loss_tangents: LossTuple | None) -> PyTree:
+def _directional_derivatives(by_losses: LossTuple, tangents: LossTuple | None) -> PyTree:
     """Return derivatives along changes of the losses, or without these the derivatives in the losses."""
-    if loss_tangents is None:
+    if tangents is None:
         return by_losses
-    products = jax.tree.map(
-        lambda by, changes: (by * changes).reshape(len(changes), -1).sum(-1), by_losses, loss_tangents
-    )
+    products = jax.tree.map(lambda by, changes: (by * changes).reshape(len(changes), -1).sum(-1), by_losses, tangents)
     return sum(jax.tree.leaves(products))
 
 
@@ -346,7 +337,7 @@ def _largest(
         number, losses, tangents = numbered
         largest = best[1].value
         direction = Direction(traced.quantity(argument, largest), losses)
-        answer = computation.answer_by_first_method(direction, tangents, traced.methods(losses))
+        answer = computation.answer(direction, tangents, traced.methods(losses))
         is_larger = ~(answer.value <= largest) & ~jnp.isnan(largest)  # A NaN in either stays.
         return jax.tree.map(partial(jnp.where, is_larger), (number, answer), best), None
 

@@ -303,20 +303,18 @@ def compose(tilted: Sequence[TiltedLoss], c: RealArray, grid: Grid) -> ComposedP
     xp, step = namespace(c), grid.step
     terms = []
     start = log_scale = 0.0 * c
-    for tilted_loss, offset in zip(tilted, grid.offsets, strict=True):
-        term = tilted_loss.term
-        start, log_scale = start + term.count * offset, log_scale + term.count * tilted_loss.log_scale
+    for loss, offset in zip(tilted, grid.offsets, strict=True):
+        term = loss.term
+        start, log_scale = start + term.count * offset, log_scale + term.count * loss.log_scale
         if term.losses is None:
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
             log_spectrum = -((frequency * term.mu / step) ** 2) / 2
             # No mass is lumped: the second transform is 0.
             interpolation, spectrum = None, (log_spectrum,) if xp is np else (log_spectrum, log_spectrum - np.inf)
         else:
-            interpolation = interpolate_on_grid(
-                term.losses, tilted_loss.mass, offset, step, SIZE, _count_of_atoms(term.count)
-            )
+            interpolation = interpolate_on_grid(term.losses, loss.mass, offset, step, SIZE, _count_of_atoms(term.count))
             spectrum = tuple(map(xp.fft.rfft, interpolation.masses(SIZE)))
-        terms.append(_LossOnGrid(tilted_loss, interpolation, spectrum, offset))
+        terms.append(_LossOnGrid(loss, interpolation, spectrum, offset))
     first = xp.floor((grid.low - start) / step)
     # Sums are lumped if all of their parts are.
     spectra = [math.prod(rows) for rows in zip(*(on_grid.powers() for on_grid in terms), strict=False)]
@@ -371,13 +369,11 @@ def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> Rea
     variance = sum(loss.term.count * loss.variance for loss in tilted)
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
     slopes = xp.concatenate([cast_like(_SLOPES, c) / deviation, cast_like(_TILT_SHARES, c) * c])
-    signed_slopes = xp.stack([-slopes, slopes])
+    shifts = xp.stack([-slopes, slopes])
     bounds = largest = 0.0
     for loss, coarse_term in zip(tilted, coarse, strict=True):
         term, mean = loss.term, loss.mean
-        bounds = bounds + term.count * (
-            coarse_term.log_moment(c + signed_slopes) - loss.log_scale - signed_slopes * mean
-        )
+        bounds = bounds + term.count * (coarse_term.log_moment(c + shifts) - loss.log_scale - shifts * mean)
         largest = largest + term.count * xp.stack([term.largest_loss(-1) + mean, term.largest_loss(1) - mean])
     return xp.minimum(((bounds + _NEGLIGIBLE_LOG) / slopes).min(-1), largest)
 

@@ -18,7 +18,7 @@ from jax import Array
 from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels.numerics import Boolean, Real, RealArray, cast_like, namespace, sums_by_index, without_derivative
-from dpkernels.pytrees import pytree
+from dpkernels.pytrees import PyTree, pytree
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights in powers of the
 # distance of the outcome from that point.
@@ -65,9 +65,7 @@ class GridInterpolation:
         heavy = ~(self.mass < min(_NEGLIGIBLE_MASS, self.mass.max()))
         lumped = heavy & self.lumped
         rows = [heavy, lumped] if lumped.any() else [heavy]
-        return [
-            _spread(size, self.mass[entries], self.index_below[entries], self.fraction[entries]) for entries in rows
-        ]
+        return [_spread(size, self.mass[chosen], self.index_below[chosen], self.fraction[chosen]) for chosen in rows]
 
     def interpolate(self, grid: RealArray, at_atoms: RealArray) -> tuple[Array, Array]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
@@ -136,9 +134,7 @@ def heaviest_atoms(
     heaviest = latest = loss[mass.argmax()]
     tolerance = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
 
-    def advance(
-        state: tuple[RealArray, RealArray], _: object
-    ) -> tuple[tuple[RealArray, RealArray], tuple[RealArray, RealArray]]:
+    def advance(state: tuple[RealArray, RealArray], _: object) -> tuple[PyTree, PyTree]:
         mass, latest = state
         mass = xp.where(xp.abs(loss - latest) > tolerance, mass, 0.0)
         latest = loss[mass.argmax()]

@@ -163,9 +163,7 @@ class _Terms(NamedTuple):
         total = values.sum(-1)
         is_regular = (total > 0) & (total < np.inf)
         fractions = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
-        error, noise = (
-            xp.where(is_regular, (fractions * relative).sum(-1), 0.0) for relative in (self.error, self.noise)
-        )
+        error, noise = (xp.where(is_regular, (fractions * bound).sum(-1), 0.0) for bound in (self.error, self.noise))
         return top[..., 0] + log_or_minus_inf(total), error, noise
 
 
@@ -411,10 +409,8 @@ def _evaluate(
 
     if integrals is None:
         integrals = integral(terms(_NODES))[0]
-    half_terms, count = terms(_HALVES), len(_NODES)
-    node_halves = (
-        _Terms(*(column[:, rows] for column in half_terms)) for rows in (slice(None, count), slice(count, None))
-    )
+    half_terms, n = terms(_HALVES), len(_NODES)
+    node_halves = (_Terms(*(column[:, rows] for column in half_terms)) for rows in (slice(None, n), slice(n, None)))
     halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, node_halves), strict=True))
     largest = _extrapolated(without_derivative(half_terms.size + log_or_minus_inf(half_terms.factor))) + length
     return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))

@@ -365,14 +365,12 @@ def saddle_point_of_delta(
     return c, eps + xp.where(xp.abs(error) < _NEAR_ROOT, error, 0.0) / c
 
 
-def _tilt_at_root(
-    rising: Any, reference: Real, start: Real, greatest: float, value_count: int = 0
-) -> tuple[RealArray, ...]:
+def _tilt_at_root(rising: Any, reference: Real, start: Real, greatest: float, count: int = 0) -> tuple[RealArray, ...]:
     """Return the tilt where a function of log c is 0, and other values, as ``rising_root`` does."""
     xp = namespace(reference, start)
     low, high = xp.full_like(reference, np.log(_MIN_TILT)), xp.full_like(reference, np.log(greatest))
     start = xp.clip(xp.log(start) + 0 * low, low, high)
-    log_c, *values = rising_root(rising, start, low, high, _TILT_TOLERANCE, value_count)
+    log_c, *values = rising_root(rising, start, low, high, _TILT_TOLERANCE, count)
     return xp.exp(log_c), *values
 
 

@@ -205,11 +205,9 @@ def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b:
     counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
     p = mass / mass.sum()
     means = n * xp.stack([p[0], p[1] + p[2], xp.ones_like(n), p[1], p[1], p[2], p[2]])
-    log_first, log_others, log_all, *log_pairs = _log_poisson(counts, means[:, None])
+    log_first, log_others, log_all, *log_b = _log_poisson(counts, means[:, None])
     log_first = log_first - log_all + n * xp.log(mass.sum())
-    return xp.exp(
-        log_first + xp.stack([xp.stack([log_others, log_others]), xp.stack(log_pairs[:2]) + xp.stack(log_pairs[2:])])
-    )
+    return xp.exp(log_first + xp.stack([xp.stack([log_others, log_others]), xp.stack(log_b[:2]) + xp.stack(log_b[2:])]))
 
 
 def _log_poisson(k: RealArray, mean: RealArray) -> RealArray:

@@ -183,18 +183,16 @@ def _atom_contribution(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[
     on_grid = np.abs(loss - nearest) <= ON_GRID * edges.step
     moved = float(np.abs(loss - nearest)[on_grid].max(initial=0.0))
     loss = np.where(on_grid, nearest, loss)
-    half_cell = np.searchsorted(level, loss, side="right") - 1
-    is_inside = (half_cell >= 0) & (half_cell < len(level) - 1)
+    cell = np.searchsorted(level, loss, side="right") - 1
+    is_inside = (cell >= 0) & (cell < len(level) - 1)
     count = len(level) - 1
-    start = edges.start[half_cell[is_inside]]
-    mass = np.bincount(half_cell[is_inside], p[is_inside], count)
-    gain = np.bincount(half_cell[is_inside], -p[is_inside] * np.expm1(start - loss[is_inside]), count)
+    start = edges.start[cell[is_inside]]
+    mass = np.bincount(cell[is_inside], p[is_inside], count)
+    gain = np.bincount(cell[is_inside], -p[is_inside] * np.expm1(start - loss[is_inside]), count)
     zeros = np.zeros(count)
     rounding = LOSS_UNITS * UNIT_ROUNDOFF * (1 + float(np.abs(loss).max(initial=0.0)))
     error = rounding + 1.001 * moved if len(loss) else 0.0
-    return _HalfCells(
-        mass, gain, zeros, zeros, zeros, float(p[half_cell < 0].sum()), float(p[half_cell >= count].sum())
-    ), error
+    return _HalfCells(mass, gain, zeros, zeros, zeros, float(p[cell < 0].sum()), float(p[cell >= count].sum())), error
 
 
 @proven("brackets#proof-of-1-quadrature")
@@ -258,7 +256,7 @@ def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     panels = Panels(start[is_valid], end[is_valid], piece[is_valid])
 
     def halves(panels: Panels) -> np.ndarray:
-        middle = pieces.clip_inside((panels.start + panels.end) / 2, panels.piece)
+        middle = pieces.inset((panels.start + panels.end) / 2, panels.piece)
         return np.searchsorted(level, pieces.loss(middle, panels.piece), side="right") - 1
 
     half_cell = halves(panels)
@@ -278,27 +276,23 @@ def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     start, width = edges.start[half_cell], np.diff(level)[half_cell]
     excess = pieces.loss(x, piece) - start[:, None]
     clipped = np.clip(excess, 0.0, 2 * width[:, None])
-    is_misplaced = ~(np.abs(excess - clipped) <= _PLACE_TOLERANCE * edges.step + 2 * displacement[half_cell, None]).all(
-        1
-    )
-    if (is_misplaced & ~pieces.is_at_end(panels)).any():
+    is_astray = ~(np.abs(excess - clipped) <= _PLACE_TOLERANCE * edges.step + 2 * displacement[half_cell, None]).all(1)
+    if (is_astray & ~pieces.is_at_end(panels)).any():
         raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
     # Next to the end of a piece levels are not looked for. A loss that is steep there may pass some of them: the mass
     # then is not known to be in any of their half cells, and may be in each.
-    misplaced_mass = np.zeros(count + 2)
-    for panel, total in zip(np.flatnonzero(is_misplaced), mass[is_misplaced].sum(1), strict=True):
+    stray = np.zeros(count + 2)
+    for panel, total in zip(np.flatnonzero(is_astray), mass[is_astray].sum(1), strict=True):
         points = np.concatenate([x[panel], [panels.start[panel], panels.end[panel]]])
         passed_losses = pieces.loss(points, piece[panel])
         lowest, highest = np.searchsorted(level, [passed_losses.min(), passed_losses.max()])
-        misplaced_mass[lowest : highest + 1] += total
+        stray[lowest : highest + 1] += total
     p, gain = mass.sum(1), -(mass * np.expm1(-clipped)).sum(1)
     p, gain = (np.bincount(half_cell, column, count) for column in (p, gain))
-    p_error = misplaced_mass[1:-1]
+    p_error = stray[1:-1]
     gain_error = p * displacement + p_error * -np.expm1(-2 * np.diff(level))
     mass_below, mass_above = (float(coarse_mass[where].sum()) for where in (coarse_cells < 0, coarse_cells >= count))
-    return _HalfCells(
-        p, gain, p_error, gain_error, displacement, mass_below + misplaced_mass[0], mass_above + misplaced_mass[-1]
-    )
+    return _HalfCells(p, gain, p_error, gain_error, displacement, mass_below + stray[0], mass_above + stray[-1])
 
 
 # Estimates, which choose the grid

@@ -145,10 +145,8 @@ class DirectionLosses:
         for gap in gaps.tolist():  # Euclid's algorithm, up to rounding errors.
             while gap > ON_LATTICE * gaps.max():
                 step, gap = gap, abs(math.remainder(step, gap))
-        multiples = gaps / step
-        is_lattice = (
-            multiples.max() <= _MAX_LATTICE_PARTS and np.abs(multiples - np.round(multiples)).max() <= ON_LATTICE
-        )
+        ratios = gaps / step
+        is_lattice = ratios.max() <= _MAX_LATTICE_PARTS and np.abs(ratios - np.round(ratios)).max() <= ON_LATTICE
         return step if is_lattice else 0.0
 
     def step_on_atoms(self, step: float, coarsest: int, negligible: float) -> float:

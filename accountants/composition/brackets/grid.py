@@ -177,9 +177,7 @@ class GridBracket(Bounds):
         def direction_term(term: RepeatedReleases, mirror: bool, first: int) -> TermLosses:
             with np.errstate(all="ignore"):
                 distributions = [term.privacy_loss(pair) for pair in term.pairs]
-            split = [
-                split_monotone(distribution.mirrored() if mirror else distribution) for distribution in distributions
-            ]
+            split = [split_monotone(loss.mirrored() if mirror else loss) for loss in distributions]
             error = self._error_of_merged(term) if _is_gaussian(term) else 0.0
             return TermLosses(split[first % len(split) :] + split[: first % len(split)], int(term.count), error)
 
@@ -226,23 +224,15 @@ class GridBracket(Bounds):
                 if math.isfinite(top) and top - high <= width * top and high - low <= _NARROW_WIDTH * high:
                     high = max(high, top)
                     continue
-            bottom, top, last = self._refine_direction(
-                estimate, step, likely_delta, question, width, is_epsilon=size is not None
-            )
+            bottom, top, last = self._refine_direction(estimate, step, likely_delta, question, width)
             low, high, finer = max(low, bottom), max(high, top), last / step
         return low, high
 
     def _refine_direction(
-        self,
-        estimate: _Estimate,
-        step: float,
-        likely_delta: float,
-        question: SumQuestion,
-        width: float,
-        *,
-        is_epsilon: bool,
+        self, estimate: _Estimate, step: float, likely_delta: float, question: SumQuestion, width: float
     ) -> tuple[float, float, float]:
         """Return (lower, upper) bounds of one direction, and the step of its last grid."""
+        is_epsilon = isinstance(question, EpsilonOfSum)
         low, high, step = self._bounds_at_feasible_step(estimate, step, likely_delta, question, (-1, 1))
         if estimate.noise > _NOISY_WIDTH and high - low > width * high and estimate.count <= _MAX_DIRECT_COUNT:
             bottom, top = self._bounds_of_direct_sums(
@@ -319,10 +309,8 @@ class _CoarseDirections:
     """Upper bounds of delta of all directions on coarse grids, with a tilt for every eps that needs one of its own."""
 
     def __init__(self, estimates: list[_Estimate]) -> None:
-        self.likely_delta = math.exp(max(estimate.value for estimate in estimates))
-        self.estimates = [
-            estimate for estimate in estimates if estimate.value > math.log(self.likely_delta) - _DECISIVE_LOG
-        ]
+        self.likely_delta = math.exp(max(entry.value for entry in estimates))
+        self.estimates = [entry for entry in estimates if entry.value > math.log(self.likely_delta) - _DECISIVE_LOG]
         self.totals: list[list[ComposedBounds]] = [[] for _ in self.estimates]
 
     def tangents(self, alpha: float) -> list[tuple[int, float, bool]]:
@@ -361,10 +349,8 @@ def _is_gaussian(term: RepeatedReleases) -> bool:
 
 def _is_same(first: RepeatedReleases, second: RepeatedReleases) -> bool:
     """Return whether two terms have the same pairs, and so may have one count."""
-    (p, structure_p), (q, structure_q) = (
-        jax.tree.flatten(dataclasses.replace(term, count=0)) for term in (first, second)
-    )
-    return str(structure_p) == str(structure_q) and all(np.array_equal(a, b) for a, b in zip(p, q, strict=True))
+    (p, tree_p), (q, tree_q) = (jax.tree.flatten(dataclasses.replace(term, count=0)) for term in (first, second))
+    return str(tree_p) == str(tree_q) and all(np.array_equal(a, b) for a, b in zip(p, q, strict=True))
 
 
 @dataclass
@@ -490,12 +476,10 @@ class _Estimate:
         while stage < stages and term.count * BLOCK ** (stage + 1) <= max_count:
             stage += 1
         step = step * RATIO**stage
-        first, *further_losses = term.losses
+        first, *further = term.losses
         reach = self._reach(term, _LEFT_OUT_MASS * likely_delta)
         ratio = RATIO ** (stages - stage)
-        window = (
-            self._window(term, step, ratio, reach) if ratio > 1 and not further_losses and not self.is_direct else None
-        )
+        window = self._window(term, step, ratio, reach) if ratio > 1 and not further and not self.is_direct else None
         offset = best_offset(first, step, term.rough)
         if window:
             # The lowest losses are in balance on the coarse grid too, of which a share of the next group is taken.

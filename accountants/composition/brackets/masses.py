@@ -51,7 +51,9 @@ def upper_masses(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at least that of the cells."""
     displacement = cells.displacement + np.zeros(cells.p.shape)
     p, gain = _sum(cells.p + cells.p_error), _sum(cells.gain + cells.gain_error + cells.p * displacement)
-    mass, error = spread(p, gain, step), _error(cells, step)
+    # Cells are split between their ends.
+    at_end = np.clip(gain / -np.expm1(-step), 0.0, p)
+    mass, error = np.append(p - at_end, 0.0) + np.append(0.0, at_end), _error(cells, step)
     if displacement.max(initial=0.0) < step:
         mass = raised(mass, displacement.max(1), step)
     else:  # On so fine a grid all losses are raised.
@@ -71,12 +73,6 @@ def upper_masses(cells: Cells, step: float, count: int) -> Masses:
 
 def _sum(halves: np.ndarray) -> np.ndarray:
     return halves[:, 0] + halves[:, 1]
-
-
-def spread(p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0) -> np.ndarray:
-    """Return the masses at grid points of cells split between their ends."""
-    moved = np.clip(gain / -np.expm1(-step), 0.0, p)
-    return np.append(p - moved, 0.0) + np.append(0.0, moved * growth)
 
 
 def raised(mass: np.ndarray, rises: np.ndarray, step: float) -> np.ndarray:
@@ -197,10 +193,8 @@ def coarsened(
     mass, growth = np.exp(-tilt * above_start), np.exp(tilt * step * ratio)
     gain, full_gain = (above_start, ratio * step) if is_linear else (-np.expm1(-above_start), -np.expm1(-ratio * step))
     if side > 0:
-        moved_share = gain / full_gain
-        return np.append(cells @ (mass * (1 - moved_share)), 0.0) + np.append(
-            0.0, cells @ (mass * moved_share * growth)
-        ), start
+        moved = gain / full_gain
+        return np.append(cells @ (mass * (1 - moved)), 0.0) + np.append(0.0, cells @ (mass * moved * growth)), start
     # Of an odd number of points none is in the middle.
     is_half = (np.arange(ratio)[:, None] > ratio / 2) == np.array([False, True])
     p, gains = cells @ (mass[:, None] * is_half), cells @ ((mass * gain)[:, None] * is_half)

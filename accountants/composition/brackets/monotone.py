@@ -84,7 +84,7 @@ class MonotonePieces:
     def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         return np.asarray(self.source.loss(x, self.number[piece]))
 
-    def clip_inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+    def inset(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         """Return the points moved off the ends of their pieces, where densities may jump."""
         inset = _INSET * (self.upper - self.lower)[piece]
         return np.clip(x, self.lower[piece] + inset, self.upper[piece] - inset)
@@ -96,12 +96,10 @@ class MonotonePieces:
 
     @property
     def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
-        numbers = np.arange(len(self))
+        index = np.arange(len(self))
         if self.intervals is not None:  # Whose losses are continuous up to their ends.
-            return self.loss(self.lower, numbers), self.loss(self.upper, numbers)
-        return self.loss(self.clip_inside(self.lower, numbers), numbers), self.loss(
-            self.clip_inside(self.upper, numbers), numbers
-        )
+            return self.loss(self.lower, index), self.loss(self.upper, index)
+        return self.loss(self.inset(self.lower, index), index), self.loss(self.inset(self.upper, index), index)
 
     @property
     def intervals(self) -> LossIntervals | None:
@@ -117,7 +115,7 @@ class MonotonePieces:
             x = np.clip(self.source.inverse(level, self.number[piece]), lower, upper)
             return x, LOSS_UNITS * UNIT_ROUNDOFF * (1 + np.abs(level))
         numbers = np.arange(len(self))
-        inner = self.clip_inside(self.lower, numbers), self.clip_inside(self.upper, numbers)
+        inner = self.inset(self.lower, numbers), self.inset(self.upper, numbers)
         x, error = points_at_levels(self.loss, inner, level, piece)
         return np.where(x == inner[0][piece], lower, np.where(x == inner[1][piece], upper, x)), error
 

@@ -121,23 +121,19 @@ def _crowded_loss(rough: PrivacyLossDistribution, step: float) -> float:
 def _masses_between_levels(pieces: MonotonePieces, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the masses with a loss between the first level and each of the others."""
     low = np.minimum(*pieces.end_losses)
-    numbers = np.flatnonzero(low <= levels[-1])
-    if not len(numbers):
+    index = np.flatnonzero(low <= levels[-1])
+    if not len(index):
         return np.zeros(len(levels) - 1), np.zeros(len(levels) - 1)
     if pieces.intervals is not None:
-        cuts = np.tile(levels, len(numbers))
-        masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[numbers], len(levels)))
+        cuts = np.tile(levels, len(index))
+        masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[index], len(levels)))
         sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (masses.p, masses.q)]
     else:
-        points = pieces.inverse(np.tile(levels, len(numbers)), np.repeat(numbers, len(levels)))[0].reshape(
-            -1, len(levels)
-        )
+        points = pieces.inverse(np.tile(levels, len(index)), np.repeat(index, len(levels)))[0].reshape(-1, len(levels))
         start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
-        panel_count = max(_LEVEL_PANELS // len(numbers), 1)
-        fractions = np.arange(panel_count + 1) / panel_count
+        count = max(_LEVEL_PANELS // len(index), 1)
+        fractions = np.arange(count + 1) / count
         ends = start[..., None] * (1 - fractions) + end[..., None] * fractions
-        panels = Panels(
-            ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(numbers, (len(levels) - 1) * panel_count)
-        )
-        sums = [mass.reshape(len(numbers), len(levels) - 1, panel_count).sum((0, 2)) for mass in pieces.masses(panels)]
+        panels = Panels(ends[..., :-1].ravel(), ends[..., 1:].ravel(), np.repeat(index, (len(levels) - 1) * count))
+        sums = [mass.reshape(len(index), len(levels) - 1, count).sum((0, 2)) for mass in pieces.masses(panels)]
     return tuple(np.cumsum(sums, 1))

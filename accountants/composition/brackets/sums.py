@@ -351,9 +351,7 @@ class _Mixture:
     def spectrum(self, length: int) -> np.ndarray:
         groups, others = ([_spectrum(*part, length) for part in parts] for parts in (self.groups, self.others))
         rare, total = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
-        for j, k, number in zip(
-            *(column[::-1] for column in self._numbers), strict=True
-        ):  # Horner's rule in rare losses.
+        for j, k, number in zip(*(row[::-1] for row in self._numbers), strict=True):  # Horner's rule in rare losses.
             total = total * rare + self.weights[number] * (groups[j] * others[k])
         return total
 

@@ -162,17 +162,15 @@ def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
     atoms = [table.heaviest(step) for table in tables]
     step = _step_through(max(distance for _, distance in atoms), step)
     pairs = [table.masses(offset, step, -1) for table, (offset, _) in zip(tables, atoms, strict=True)]
-    total = compose([spread_masses for spread_masses, _ in pairs], step, tilt, -1)
-    spread = sum(
-        spread_masses.count for spread_masses, on_grid in pairs if not np.array_equal(spread_masses.mass, on_grid.mass)
-    )
+    total = compose([masses for masses, _ in pairs], step, tilt, -1)
+    spread = sum(masses.count for masses, on_grid in pairs if not np.array_equal(masses.mass, on_grid.mass))
     # The variance of one factor of W is at most sinh^2(h/2) = cosh^2(h/2) - 1, and cosh x <= e^(x^2/2).
     variance = math.expm1(min(spread * step**2 / 4, _MAX_EXPONENT))
     reach = spread * step * (1 + _BUMP_ROUNDING)
     deviation = math.sqrt(variance) * math.exp(min(reach, _MAX_EXPONENT)) * (1 + _BUMP_ROUNDING)
     grid_share = math.prod(
-        float(grid_masses.mass.sum() / max(spread_masses.mass.sum(), 1e-300)) ** grid_masses.count
-        for spread_masses, grid_masses in pairs
+        float(grid_masses.mass.sum() / max(masses.mass.sum(), 1e-300)) ** grid_masses.count
+        for masses, grid_masses in pairs
     )
     on_grid = (
         compose([grid_masses for _, grid_masses in pairs], step, tilt, -1)

@@ -11,10 +11,10 @@ from helpers import UNIT
 from scipy.special import ndtri
 
 import dpkernels as dpk
-from accountants.composition.brackets.cells import _ACCURATE_STEEPNESS as EXACT
 from accountants.composition.brackets.cells import _COARSE_STEEPNESS as ROUGH
 from accountants.composition.brackets.cells import cells_on_grid
 from accountants.composition.brackets.grid import ComposedBounds, Masses, compose, lower_masses, upper_masses
+from accountants.composition.brackets.monotone import ACCURATE_STEEPNESS as EXACT
 from accountants.composition.brackets.monotone import MonotoneLoss, MonotonePieces, Panels, split_monotone
 from accountants.composition.interpolation import profile_on_grid
 from accountants.dominating_pairs.registry import dominating_pairs
