@@ -116,7 +116,7 @@ class OneRelease(ClosedForm):
         if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
             return None
         is_narrow = first.is_gaussian and abs(float(first.mu)) > _LARGE_MU
-        return None if is_narrow else cls(first.one_release())
+        return None if is_narrow else cls(first.release_pairs())
 
     def bound(self, epsilon: float, side: int) -> float:
         eps = np.float64(epsilon)

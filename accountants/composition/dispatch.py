@@ -68,13 +68,12 @@ def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real)
     if is_alone and count is None:
         return _evaluate_traced_count(guarantee, quantity, floating(jnp.asarray(argument)))
     if is_alone and count == 1:
-        return float_if_scalar(quantity.evaluate_one_release(first.one_release(), argument))
+        return float_if_scalar(quantity.evaluate_release(first.release_pairs(), argument))
     check_one_mechanism(guarantee.terms)
-    outcomes = None
     if is_plain or not is_alone:
         outcomes = enumerate_outcomes(guarantee.terms, guarantee.neighbour_directions)
-    if outcomes is not None:
-        return float_if_scalar(evaluate_outcomes(quantity.name, outcomes, argument))
+        if outcomes is not None:
+            return float_if_scalar(evaluate_outcomes(quantity.name, outcomes, argument))
     if not is_plain:
         values = floating(jnp.asarray(argument))
         may_sample = may_sample_densities(guarantee) and values.dtype == jnp.float64
@@ -148,13 +147,13 @@ def _evaluate_traced_count(guarantee: GuaranteeLike, quantity: type[Question], a
     """Return the value for a traced count, which may be 1: then that of the exact profile of one release."""
     (term,) = guarantee.terms
 
-    def evaluate_one(guarantee: GuaranteeLike) -> Real:
-        return quantity.evaluate_one_release(guarantee.terms[0].one_release(), argument).astype(argument.dtype)
+    def evaluate_single(guarantee: GuaranteeLike) -> Real:
+        return quantity.evaluate_release(guarantee.terms[0].release_pairs(), argument).astype(argument.dtype)
 
-    def evaluate_more(guarantee: GuaranteeLike) -> Real:
+    def evaluate_several(guarantee: GuaranteeLike) -> Real:
         return _evaluate_traced(guarantee, _Traced(quantity), argument).astype(argument.dtype)
 
-    return jax.lax.cond(term.count == 1, evaluate_one, evaluate_more, guarantee)
+    return jax.lax.cond(term.count == 1, evaluate_single, evaluate_several, guarantee)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

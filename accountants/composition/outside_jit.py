@@ -41,9 +41,8 @@ from dpkernels.pytrees import PyTree, pytree
 
 
 def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real) -> Real:
-    """Return the largest answer over the neighbour directions.
+    """Return ``dispatch.evaluate``, with JAX numbers outside ``jit`` computed on the host.
 
-    The argument may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX one.
     Of plain numbers of noise that is not even, the neighbour may change the direction from release to release
     (``adaptive``).
     """
@@ -141,7 +140,7 @@ def delta_slopes(guarantee: GuaranteeLike, moving: tuple[bool, ...], epsilon: Re
     """Return the derivatives of delta(eps) in the numbers that move, and in eps, of plain float64 numbers."""
     parameters = _Parameters.from_guarantee(guarantee, moving)
     if len(guarantee.terms) == 1 and guarantee.terms[0].count == 1:
-        return parameters.gradient(_delta_of_one_release, (), epsilon)
+        return parameters.gradient(_release_delta, (), epsilon)
     counts = tuple(float(term.count) for term in guarantee.terms)
     directions = guarantee.neighbour_directions
     are_fixed_tables = are_tables(guarantee.terms) and not parameters.move_counts
@@ -150,8 +149,8 @@ def delta_slopes(guarantee: GuaranteeLike, moving: tuple[bool, ...], epsilon: Re
     return _composed_slopes(guarantee, parameters, epsilon)
 
 
-def _delta_of_one_release(guarantee: GuaranteeLike, epsilon: Real) -> Real:
-    return profile(guarantee.terms[0].one_release(), epsilon)
+def _release_delta(guarantee: GuaranteeLike, epsilon: Real) -> Real:
+    return profile(guarantee.terms[0].release_pairs(), epsilon)
 
 
 def _delta_of_outcomes(guarantee: GuaranteeLike, *counts_and_epsilon: Real) -> Array:

@@ -30,7 +30,7 @@ class Question(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def evaluate_one_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Any:
+    def evaluate_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Any:
         """Return the answer of the exact profile of one release."""
 
     @property
@@ -79,7 +79,7 @@ class DeltaAt(Question):
     name = "delta"
 
     @staticmethod
-    def evaluate_one_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Real:
+    def evaluate_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Real:
         return profile(pairs, argument)
 
     @property
@@ -119,7 +119,7 @@ class EpsilonAt(Question):
     name = "epsilon"
 
     @staticmethod
-    def evaluate_one_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Real:
+    def evaluate_release(pairs: tuple[DominatingPair, ...], argument: Real) -> Real:
         return inverse_profile(pairs, argument)
 
     @property
@@ -151,7 +151,7 @@ class EpsilonAt(Question):
         resolved = resolved | ((eps <= floor) & (value <= log_delta))
         is_possible = xp.where(value > -np.inf, self.argument > infinite, self.argument >= infinite)
         eps = xp.where(resolved & is_possible, eps, np.inf)
-        least_delta = _delta_of_one_release(losses, xp.where(xp.isinf(eps), 0.0, eps))
+        least_delta = _release_delta(losses, xp.where(xp.isinf(eps), 0.0, eps))
         return xp.where(least_delta > _SLACK * self.argument, np.inf, eps), evaluation
 
     @staticmethod
@@ -165,7 +165,7 @@ class EpsilonAt(Question):
         return xp.where(falls, -1 / xp.where(falls, by_epsilon, 1.0), 0.0), -1.0
 
 
-def _delta_of_one_release(losses: LossTuple, epsilon: RealArray) -> RealArray:
+def _release_delta(losses: LossTuple, epsilon: RealArray) -> RealArray:
     """Return delta of the worst single release, which that of all releases cannot be below; 0 for Gaussian noise."""
     finite = [term.losses for term in losses if term.losses is not None]
     xp, largest = namespace(epsilon), 0.0 * epsilon

@@ -87,10 +87,9 @@ def sample_on_grid(
 ) -> PrivacyLossDistribution:
     """Return outcomes whose loss density is smooth on the grid: (a grid point, the step, the cap).
 
-    With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
-    divergence. So outcomes inside each piece are samples of the loss density at the grid points. Smooth transitions
-    lead to the quadrature ``nodes`` at the ends of the piece, where losses on samples are crowded. Losses above the cap
-    are gathered into an atom, as by ``capped``, part by part.
+    Outcomes inside each piece are samples of the loss density at the grid points. Smooth transitions lead to the
+    quadrature ``nodes`` at the ends of the piece, where losses on samples are crowded. Losses above the cap are
+    gathered into an atom, as by ``capped``, part by part.
     """
     xp = namespace(c)
     grid, (log_p, loss) = without_derivative((grid, nodes.finite))

@@ -130,7 +130,7 @@ class RepeatedReleases:
         pair, is_alone = self.pairs[0], len(self.pairs) == 1 and self.sampling_rate is None
         return is_alone and isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
 
-    def one_release(self) -> tuple[DominatingPair, ...]:
+    def release_pairs(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
         pairs = tuple(self.sampled_pair(pair) for pair in self.pairs)
         return pairs if self.is_symmetric else (*pairs, *(pair.mirror() for pair in pairs if pair.may_be_asymmetric))

@@ -107,14 +107,14 @@ def three_point_loss(term: RepeatedLoss, tilt: RealArray) -> tuple[ThreePointLos
     tolerance = _LOSS_RTOL * (1 + xp.abs(fixed_loss))
     is_largest = has_mass & (fixed_loss >= xp.where(has_mass, fixed_loss, -np.inf).max() - tolerance)
     is_least = has_mass & ~is_largest & (fixed_loss <= xp.where(has_mass, fixed_loss, np.inf).min() + tolerance)
-    is_other = has_mass & ~is_largest & ~is_least
-    is_heaviest = is_other & (xp.abs(fixed_loss - fixed_loss[xp.where(is_other, p, 0.0).argmax()]) <= tolerance)
+    is_inner = has_mass & ~is_largest & ~is_least
+    is_heaviest = is_inner & (xp.abs(fixed_loss - fixed_loss[xp.where(is_inner, p, 0.0).argmax()]) <= tolerance)
     masses = xp.where(xp.stack([is_largest, is_least, is_heaviest]), p, 0.0)
     mass = masses.sum(-1)
     mean = (masses * loss).sum(-1) / xp.where(mass > 0, mass, 1.0)
     mass = xp.maximum(mass, xp.finfo(mass.dtype).tiny ** 0.5)
     return ThreePointLoss(mass, mean, xp.asarray(term.count, mass.dtype), without_derivative(tilt)), ~(
-        is_other & ~is_heaviest
+        is_inner & ~is_heaviest
     ).any()
 
 

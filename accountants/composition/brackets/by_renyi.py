@@ -133,7 +133,7 @@ def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: 
             k = math.ceil(c)
             return c / k * _log_moment_of_sampled(rate, mu, k + 1) * (1 + _UNITS * UNIT_ROUNDOFF)
         reach, log_tail = _tail_of_replaced(rate, mu, c)
-    release = term.one_release()[pair_index]
+    release = term.release_pairs()[pair_index]
     losses = release.privacy_loss()
     split_losses = split_monotone(losses.mirrored() if mirror else losses)
     smooth = [end for pieces in split_losses.pieces for end in pieces.end_losses]

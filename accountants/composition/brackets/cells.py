@@ -97,8 +97,8 @@ class _Edges:
     def split(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of the half cells of the window, and of those outside, with zeros where the window is."""
         start, stop = self.window
-        half, gap = np.zeros(int(self.positions[start] % 2)), (stop - start) // self.ratio
-        inner = np.concatenate([half, values[start:stop], np.zeros(int(self.positions[stop] % 2))])
+        padding, gap = np.zeros(int(self.positions[start] % 2)), (stop - start) // self.ratio
+        inner = np.concatenate([padding, values[start:stop], np.zeros(int(self.positions[stop] % 2))])
         outer = np.concatenate([values[:start], np.zeros(gap), values[stop:]])
         return inner.reshape(-1, 2), outer.reshape(-1, 2)
 
@@ -128,23 +128,25 @@ def cells_on_grid(
     """Return the cells of the losses within a reach, of one step inside a window and of ``ratio`` steps outside."""
     finite = np.isfinite(losses.loss)
     p, loss = losses.p[finite], losses.loss[finite]
-    ends = [np.concatenate([loss, *(end for pieces in losses.pieces for end in pieces.end_losses)])]
-    low, high = (float(end(ends[0])) if len(ends[0]) else 0.0 for end in (np.min, np.max))
+    ends = np.concatenate([loss, *(end for pieces in losses.pieces for end in pieces.end_losses)])
+    low, high = (float(ends.min()), float(ends.max())) if len(ends) else (0.0, 0.0)
     low, high = max(low, reach[0]), min(max(high, reach[0]), reach[1])
     edges = _Edges.from_range(low, max(low, high), step, offset, window, ratio)
     if len(edges.positions) > _MAX_INTEGRATED_EDGES and any(pieces.intervals is None for pieces in losses.pieces):
         raise TooManyPointsError(f"losses over {high - low:.6g} are too many to integrate at a step of {step:.6g}")
-    atoms, loss_error = _atom_contribution(p, loss, edges)
-    parts = [atoms]
+    atoms, loss_error = _cells_of_atoms(p, loss, edges)
+    half_cells = [atoms]
     with np.errstate(all="ignore"):
-        parts += [
-            _panel_contribution(pieces, edges) if pieces.intervals is None else _interval_contribution(pieces, edges)
+        half_cells += [
+            _cells_of_panels(pieces, edges) if pieces.intervals is None else _cells_of_intervals(pieces, edges)
             for pieces in losses.pieces
         ]
-    total = _HalfCells(*(cast(Any, sum(column)) for column in zip(*parts, strict=True)))
-    displacement = np.max([part.displacement for part in parts], axis=0)
+    total = _HalfCells(*(cast(Any, sum(column)) for column in zip(*half_cells, strict=True)))
+    displacement = np.max([entry.displacement for entry in half_cells], axis=0)
     # Errors are those of each part alone: atoms have none.
-    lower: list[Any] = [sum(column) for column in zip(*(less_errors(*part[:4]) for part in parts), strict=True)]
+    lower: list[Any] = [
+        sum(column) for column in zip(*(subtract_errors(*entry[:4]) for entry in half_cells), strict=True)
+    ]
     integrated = len(losses.loss) > 0 or any(pieces.intervals is None for pieces in losses.pieces)
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     common = max((pieces.intervals.mass_error for pieces in losses.pieces if pieces.intervals), default=0.0)
@@ -168,14 +170,14 @@ def cells_on_grid(
     )
 
 
-def less_errors(p: np.ndarray, gain: np.ndarray, p_error: Real, gain_error: Real) -> tuple[np.ndarray, np.ndarray]:
+def subtract_errors(p: np.ndarray, gain: np.ndarray, p_error: Real, gain_error: Real) -> tuple[np.ndarray, np.ndarray]:
     """Return masses and gains with errors subtracted; nothing of a half cell whose gain is lost in its error."""
     reduced_p = np.maximum(p - p_error, 0.0)
     gain = gain * (reduced_p / np.maximum(p, 1e-300)) - gain_error
     return np.where(gain < 0, 0.0, reduced_p), np.maximum(gain, 0.0)
 
 
-def _atom_contribution(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_HalfCells, float]:
+def _cells_of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_HalfCells, float]:
     """Return what atoms contribute, and a bound on the error of their losses; atoms next to the grid are put on it."""
     level = edges.level
     index = np.clip(np.searchsorted(level, loss), 1, max(len(level) - 1, 1))
@@ -196,7 +198,7 @@ def _atom_contribution(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[
 
 
 @proven("brackets#proof-of-1-quadrature")
-def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
+def _cells_of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what pieces with known tails contribute: masses between the points where the loss is at the edges."""
     level, count = edges.level, len(edges.positions) - 1
     low, high = smaller_and_larger(*pieces.end_losses)
@@ -235,7 +237,7 @@ def _interval_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
 
 
 @proven("brackets#proof-of-1-quadrature")
-def _panel_contribution(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
+def _cells_of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     """Return what other pieces contribute, on panels cut where the loss is at the edges, and evenly between."""
     level, count = edges.level, len(edges.positions) - 1
     low, high = smaller_and_larger(*pieces.end_losses)

@@ -65,7 +65,7 @@ def compose_directly(
 class _Work:
     """The number of products that are left."""
 
-    left: int
+    remaining: int
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class _Direct:
         indices, addend_indices = np.flatnonzero(self.g), np.flatnonzero(addend.g)
         if len(addend_indices) < len(indices):
             return addend.convolved(self, negligible, work)
-        work.left -= len(indices) * len(addend.g)
-        if work.left < 0:
+        work.remaining -= len(indices) * len(addend.g)
+        if work.remaining < 0:
             raise TooManyPointsError(f"sums over {len(indices)} and {len(addend.g)} points take too long")
         if len(indices) < _MAX_PLAIN_POINTS:
             g = np.zeros(len(self.g) + len(addend.g) - 1)

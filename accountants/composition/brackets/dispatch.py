@@ -103,10 +103,10 @@ class RigorousBounds:
     def method(self) -> Bounds:
         """Return the narrowest method that applies, with lower ends of pairs that are attained."""
         lower = [RigorousBounds(attained, self.width) for attained in self.guarantee.attained()]
-        return FromBothSides(self._method, lower) if lower else self._method
+        return FromBothSides(self._upper_method, lower) if lower else self._upper_method
 
     @cached_property
-    def _method(self) -> Bounds:
+    def _upper_method(self) -> Bounds:
         """Return the narrowest method of upper ends."""
         if any(np.isnan(leaf).any() for leaf in jax.tree.leaves(self.guarantee.numeric.terms)):
             raise ValueError("mechanism: a parameter is NaN, so it has no bracket")
@@ -123,7 +123,7 @@ class RigorousBounds:
         terms = self.guarantee.numeric.terms
         try:
             with np.errstate(all="ignore"):
-                losses = [max(float(pair.largest_loss()) for pair in term.one_release()) for term in terms]
+                losses = [max(float(pair.largest_loss()) for pair in term.release_pairs()) for term in terms]
         except TypeError:  # A pair whose largest loss is unknown.
             return math.inf
         losses = [loss * (1 + _LOSS_RTOL) + _LOSS_ATOL for loss in losses]
@@ -132,28 +132,28 @@ class RigorousBounds:
 
     def upper_ends_of_delta(self, epsilon: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``delta`` at every eps; those of closed forms without the lower ones."""
-        if isinstance(self._method, OneRelease):
-            is_beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self._method.pairs, epsilon))
-            return np.where(is_beyond, self._of_infinite_losses[1], delta) if is_beyond.any() else delta
-        is_formula, ends = isinstance(self._method, ClosedForm), np.empty(epsilon.shape)
+        if isinstance(self._upper_method, OneRelease):
+            is_beyond, delta = epsilon >= self.largest_loss, more_than_least(profile(self._upper_method.pairs, epsilon))
+            return np.where(is_beyond, self._infinite_loss_bounds[1], delta) if is_beyond.any() else delta
+        is_formula, ends = isinstance(self._upper_method, ClosedForm), np.empty(epsilon.shape)
         for index, eps in np.ndenumerate(epsilon):
             ends[index] = self.upper_delta(float(eps)) if is_formula else self.delta(float(eps))[1]
         return ends
 
     def upper_ends_of_epsilon(self, delta: np.ndarray) -> np.ndarray:
         """Return the upper ends of ``epsilon`` at every delta; those of closed forms without the lower ones."""
-        if isinstance(self._method, OneRelease):
-            return np.minimum(inverse_profile(self._method.pairs, delta), self.largest_loss)
-        is_formula, ends = isinstance(self._method, ClosedForm), np.empty(delta.shape)
+        if isinstance(self._upper_method, OneRelease):
+            return np.minimum(inverse_profile(self._upper_method.pairs, delta), self.largest_loss)
+        is_formula, ends = isinstance(self._upper_method, ClosedForm), np.empty(delta.shape)
         for index, number in np.ndenumerate(delta):
             ends[index] = self.upper_epsilon(float(number)) if is_formula else self.epsilon(float(number))[1]
         return ends
 
     def _delta(self, epsilon: float) -> tuple[float, float]:
-        return self._of_infinite_losses if epsilon >= self.largest_loss else self.method.delta(epsilon)
+        return self._infinite_loss_bounds if epsilon >= self.largest_loss else self.method.delta(epsilon)
 
     def upper_delta(self, epsilon: float) -> float:
-        return self._of_infinite_losses[1] if epsilon >= self.largest_loss else self.method.upper_delta(epsilon)
+        return self._infinite_loss_bounds[1] if epsilon >= self.largest_loss else self.method.upper_delta(epsilon)
 
     def _epsilon(self, delta: float) -> tuple[float, float]:
         low, high = self.method.epsilon(delta)
@@ -166,15 +166,15 @@ class RigorousBounds:
         """Return bounds of the trade-off curve at alpha in [0, 1]."""
         if 0 < alpha < 1 and self.largest_loss > 0:
             return self.method.errors(alpha, self.largest_loss)
-        low, high = self._of_infinite_losses if alpha == 0 else (alpha, alpha)
+        low, high = self._infinite_loss_bounds if alpha == 0 else (alpha, alpha)
         return CurvePoint.of_power(low, high, alpha)
 
     @cached_property
-    def _of_infinite_losses(self) -> tuple[float, float]:
+    def _infinite_loss_bounds(self) -> tuple[float, float]:
         """Return bounds of the probability of an infinite loss, which is delta from the largest finite loss on."""
         infinite = self.guarantee.infinity_mass if math.isinf(self.largest_loss) else 0.0
         infinite = max(0.0, infinite)  # Not -0.
         low = infinite * (1 - MASS_ERROR)
         if isinstance(self.method, FromBothSides):
-            low = min(max(bounds._of_infinite_losses[0] for bounds in self.method.lower), low)
+            low = min(max(bounds._infinite_loss_bounds[0] for bounds in self.method.lower), low)
         return low, min(infinite * (1 + MASS_ERROR), 1.0)

@@ -153,7 +153,7 @@ class GridBracket(Bounds):
                 non_gaussian.append(term)
         merged: list[RepeatedReleases] = []
         for term in non_gaussian:
-            index = next((k for k, other_term in enumerate(merged) if _is_same(other_term, term)), None)
+            index = next((k for k, entry in enumerate(merged) if _is_same(entry, term)), None)
             if index is None:
                 merged.append(term)
             else:

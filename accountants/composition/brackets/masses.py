@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.brackets.cells import Cells, less_errors
+from accountants.composition.brackets.cells import Cells, subtract_errors
 from accountants.composition.interpolation import masses_of_profile, profile_on_grid
 from accountants.loss_intervals import LOSS_UNITS
 from dpkernels.numerics import UNIT_ROUNDOFF
@@ -95,7 +95,7 @@ def _error(cells: Cells, step: float) -> float:
 @proven("brackets#proof-of-3-below")
 def lower_masses(cells: Cells, step: float, count: int) -> Masses:
     """Return a pair whose profile is at most that of the cells: groups around grid points, with at least their loss."""
-    p, gain = cells.lower or less_errors(cells.p, cells.gain, cells.p_error, cells.gain_error)
+    p, gain = cells.lower or subtract_errors(cells.p, cells.gain, cells.p_error, cells.gain_error)
     gain = np.minimum(gain, -np.expm1(-step) * p)
     error, factor = _error(cells, step), max(1 - cells.mass_error, 0.0)
     tail = None if cells.tail is None else lower_masses(cells.tail, cells.ratio * step, count)

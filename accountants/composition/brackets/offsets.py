@@ -97,12 +97,12 @@ def best_offset(losses: MonotoneLoss, step: float, rough: PrivacyLossDistributio
         p, q = np.sum([_masses_between_levels(pieces, levels) for pieces in losses.pieces], 0)
         mean = np.log(p / q)
         excess = levels[1:] - step / 2 - mean
-    is_known = np.isfinite(excess)
-    if not (is_known & (excess >= 0)).any():
-        return float(mean[is_known][-1]) if is_known.any() else lowest
-    after = int(np.argmax(is_known & (excess >= 0)))
+    is_finite = np.isfinite(excess)
+    if not (is_finite & (excess >= 0)).any():
+        return float(mean[is_finite][-1]) if is_finite.any() else lowest
+    after = int(np.argmax(is_finite & (excess >= 0)))
     offset = mean[after]
-    if after > 0 and is_known[after - 1]:
+    if after > 0 and is_finite[after - 1]:
         fraction = excess[after] / (excess[after] - excess[after - 1])
         offset += fraction * (mean[after - 1] - mean[after])
     # A mean slightly below the grid point is mended by a share of the next group, if there is one.

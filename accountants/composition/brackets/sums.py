@@ -303,7 +303,7 @@ class _Mixture:
     """
 
     groups: list[tuple[np.ndarray, int]]  # Of each number of groups: masses on the last grid, and the first point.
-    others: list[tuple[np.ndarray, int]]  # The same of each number of other common losses, less than a group.
+    remainders: list[tuple[np.ndarray, int]]  # The same of each number of other common losses, less than a group.
     rare: tuple[np.ndarray, int]
     weights: np.ndarray  # The probability of each number of rare losses.
     log_scale: float  # That of one loss.
@@ -317,42 +317,44 @@ class _Mixture:
     def _numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of groups, of other common losses, and of rare losses, of every part of the mixture."""
         rare = np.arange(self.count + 1)
-        return *np.divmod(self.count - rare, len(self.others)), rare
+        return *np.divmod(self.count - rare, len(self.remainders)), rare
 
     @cached_property
     def points(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], ...]:
         """Return the summaries of groups, of other common losses, and of one rare loss."""
-        return tuple([_summary(*part) for part in parts] for parts in (self.groups, self.others, [self.rare]))
+        return tuple([_summary(*part) for part in parts] for parts in (self.groups, self.remainders, [self.rare]))
 
     @property
     def mean_and_variance(self) -> tuple[float, float]:
-        groups, others, (rare,) = (np.array([_mean_and_variance(*part) for part in parts]) for parts in self.points)
+        groups, remainders, (rare,) = (np.array([_mean_and_variance(*part) for part in parts]) for parts in self.points)
         in_groups, in_others, number = self._numbers
-        (mean, variance), (rare_mean, rare_variance) = (groups[in_groups] + others[in_others]).T, rare
+        (mean, variance), (rare_mean, rare_variance) = (groups[in_groups] + remainders[in_others]).T, rare
         means = mean + number * rare_mean
         center = float(self.weights @ means)
         return center, float(self.weights @ (variance + number * rare_variance + (means - center) ** 2))
 
     def log_moments(self, slopes: np.ndarray) -> np.ndarray:
-        groups, others, rare = (np.array([_log_moments(*part, slopes) for part in parts]).T for parts in self.points)
+        groups, remainders, rare = (
+            np.array([_log_moments(*part, slopes) for part in parts]).T for parts in self.points
+        )
         in_groups, in_others, number = self._numbers
         with np.errstate(divide="ignore"):
-            logs = np.log(self.weights) + groups[:, in_groups] + others[:, in_others] + number * rare
+            logs = np.log(self.weights) + groups[:, in_groups] + remainders[:, in_others] + number * rare
         top = logs.max(1, keepdims=True)
         return top[:, 0] + np.log(np.exp(logs - top).sum(1))
 
     @property
     def ends(self) -> tuple[float, float]:
         in_groups, in_others, number = self._numbers
-        groups, others, rare = (np.array([(k[0], k[-1]) for k, _ in parts]) for parts in self.points)
-        low, high = (groups[in_groups] + others[in_others] + number[:, None] * rare).T
+        groups, remainders, rare = (np.array([(k[0], k[-1]) for k, _ in parts]) for parts in self.points)
+        low, high = (groups[in_groups] + remainders[in_others] + number[:, None] * rare).T
         return float(low.min()), float(high.max())
 
     def spectrum(self, length: int) -> np.ndarray:
-        groups, others = ([_spectrum(*part, length) for part in parts] for parts in (self.groups, self.others))
+        groups, remainders = ([_spectrum(*part, length) for part in parts] for parts in (self.groups, self.remainders))
         rare, total = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
         for j, k, number in zip(*(row[::-1] for row in self._numbers), strict=True):  # Horner's rule in rare losses.
-            total = total * rare + self.weights[number] * (groups[j] * others[k])
+            total = total * rare + self.weights[number] * (groups[j] * remainders[k])
         return total
 
 

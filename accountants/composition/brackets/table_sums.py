@@ -94,9 +94,9 @@ class Table:
         has_mass = np.isfinite(losses.loss) & (losses.p > 0)
         p, loss = losses.p[has_mass], losses.loss[has_mass]
         is_below, is_above = loss < reach[0], loss > reach[1]
-        is_near = ~(is_below | is_above)
+        is_within = ~(is_below | is_above)
         infinite = float(losses.p[losses.loss == np.inf].sum())
-        return cls(p[is_near], loss[is_near], float(p[is_below].sum()), float(p[is_above].sum()), infinite, count)
+        return cls(p[is_within], loss[is_within], float(p[is_below].sum()), float(p[is_above].sum()), infinite, count)
 
     @property
     def width(self) -> float:

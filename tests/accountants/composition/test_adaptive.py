@@ -171,6 +171,6 @@ def test_a_tiny_delta_has_an_epsilon_that_is_not_far_from_its_lower_end(count):
     """No eps on the grid of directions suffices: the upper end is that of all directions in any order."""
     made = guarantee(Additive(Reweighted(Gaussian(60.0), -30.0, 90.0, 0.5)), 1.0).repeat(count)
     low, high = made.bracket(delta=1e-50)
-    alone = RigorousBounds(made)._method.profile.bracket("epsilon", 1e-50)
+    alone = RigorousBounds(made)._upper_method.profile.bracket("epsilon", 1e-50)
     assert alone[1] == np.inf
     assert alone[0] <= low <= high < 1.01 * low
