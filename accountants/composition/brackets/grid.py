@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import jax
@@ -114,23 +114,30 @@ class GridBracket(Bounds):
 
         Both are those of the composed losses on a grid, which a coarse grid tells the eps of the highest line.
         """
-        directions = _CoarseDirections(self._estimates(lambda direction: direction.saddle_of_test(alpha)))
-        tangents = directions.tangents(alpha)
+        estimates = self._estimates(lambda direction: direction.saddle_of_test(alpha))
+        likely_delta = math.exp(max(estimate.value for estimate in estimates))
+        decisive = [estimate for estimate in estimates if estimate.value > math.log(likely_delta) - _DECISIVE_LOG]
+        directions = [_CoarseDirection(estimate, likely_delta) for estimate in decisive]
+        tangents = [direction.tangent(alpha) for direction in directions]
+
+        def upper_delta(epsilon: float) -> float:
+            return max(direction.delta(epsilon) for direction in directions)
+
         # The highest line of one direction is that of all, if its delta is the largest one there.
         highest = [
             (eps, is_flat)
-            for number, eps, is_flat in tangents
-            if directions.delta(number, eps) >= directions.upper_delta(eps) * (1 - _COARSE_RTOL)
+            for direction, (eps, is_flat) in zip(directions, tangents, strict=True)
+            if direction.delta(eps) >= upper_delta(eps) * (1 - _COARSE_RTOL)
         ]
         if not highest:  # It is where the profiles of two directions cross.
 
             def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
-                return points_around_tangent(directions.upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
+                return points_around_tangent(upper_delta, alpha, is_flat, largest_loss, _LINE_RTOL)
 
             return curve_point(self.delta, tangent_points, alpha, largest_loss)
         eps, is_flat = min(highest[0][0], largest_loss), highest[0][1]
         # A steep line has a power, whose width is that of a smaller error.
-        power = min(power_of_line(eps, directions.upper_delta(eps), alpha), 1.0)
+        power = min(power_of_line(eps, upper_delta(eps), alpha), 1.0)
         width = _POWER_WIDTH * (1.0 if is_flat else min(max((1 - power) / power, _MIN_POWER_SHARE), 1.0))
         estimates = self._estimates(lambda direction: direction.saddle(eps))
         likely_delta = math.exp(min(max(estimate.value for estimate in estimates), 0.0))
@@ -233,10 +240,10 @@ class GridBracket(Bounds):
     ) -> tuple[float, float, float]:
         """Return (lower, upper) bounds of one direction, and the step of its last grid."""
         is_epsilon = isinstance(question, EpsilonOfSum)
-        low, high, step = self._bounds_at_feasible_step(estimate, step, likely_delta, question, (-1, 1))
+        low, high, step = estimate.bounds_at_feasible_step(step, likely_delta, question, (-1, 1))
         if estimate.noise > _NOISY_WIDTH and high - low > width * high and estimate.count <= _MAX_DIRECT_COUNT:
-            bottom, top = self._bounds_of_direct_sums(
-                estimate, step, likely_delta if is_epsilon else min(likely_delta, high), question
+            bottom, top = estimate.bounds_of_direct_sums(
+                step, likely_delta if is_epsilon else min(likely_delta, high), question
             )
             low, high = max(low, bottom), min(high, top)
         if high - low > width * high and not isinstance(question, PowerOfSum):
@@ -272,72 +279,31 @@ class GridBracket(Bounds):
             low, high = max(low, bottom), min(high, top)
         return low, high, step
 
-    @staticmethod
-    def _bounds_at_feasible_step(
-        estimate: _Estimate, step: float, likely_delta: float, question: SumQuestion, sides: tuple[int, ...]
-    ) -> tuple[float, float, float]:
-        """Return bounds from a grid of this step, or of a larger one if it has too many points; and the step."""
-        for _ in range(_MAX_ENLARGEMENTS):
-            try:
-                return *estimate.bounds(step, likely_delta, question, sides), step
-            except NotRareError:
-                estimate.is_windowed = False
-            except TooManyPointsError:
-                if step > _MAX_STEP:
-                    raise
-                is_lattice = estimate.is_on_lattice and estimate.direction.lattice is not None
-                estimate.is_on_lattice = estimate.is_on_lattice and not is_lattice
-                step *= 1 if is_lattice or estimate.is_on_atoms else 4
-                estimate.is_on_atoms = False
-        return *estimate.bounds(step, likely_delta, question, sides), step
 
-    @staticmethod
-    def _bounds_of_direct_sums(
-        estimate: _Estimate, step: float, likely_delta: float, question: SumQuestion
-    ) -> tuple[float, float]:
-        """Return the bracket by sums of positive terms, from now on, if they do not take too long."""
-        tilt = estimate.tilt
-        estimate.is_direct, estimate.tilt = True, 0.0
-        try:
-            return estimate.bounds(step, likely_delta, question, (-1, 1))
-        except TooManyPointsError:
-            estimate.is_direct, estimate.tilt = False, tilt
-            return 0.0, math.inf
+@dataclass
+class _CoarseDirection:
+    """Upper bounds of delta of a direction on coarse grids, with a tilt for every eps that needs one of its own."""
 
+    estimate: _Estimate
+    likely_delta: float
+    totals: list[ComposedBounds] = field(default_factory=list)
 
-class _CoarseDirections:
-    """Upper bounds of delta of all directions on coarse grids, with a tilt for every eps that needs one of its own."""
+    def _compose(self) -> None:
+        step = _OTHER_STEP_FACTOR * self.estimate.first_step(None)
+        self.estimate.bounds_at_feasible_step(step, self.likely_delta, CollectSums(self.totals), (1,))
 
-    def __init__(self, estimates: list[_Estimate]) -> None:
-        self.likely_delta = math.exp(max(entry.value for entry in estimates))
-        self.estimates = [entry for entry in estimates if entry.value > math.log(self.likely_delta) - _DECISIVE_LOG]
-        self.totals: list[list[ComposedBounds]] = [[] for _ in self.estimates]
+    def tangent(self, alpha: float) -> tuple[float, bool]:
+        """Return about the eps of the highest line, and whether it is flat."""
+        self._compose()
+        return self.totals[0].tangent(alpha)
 
-    def tangents(self, alpha: float) -> list[tuple[int, float, bool]]:
-        """Return the number of each direction, and about the eps of its highest line, and whether it is flat."""
-        for number in range(len(self.estimates)):
-            self._compose(number)
-        return [(number, *totals[0].tangent(alpha)) for number, totals in enumerate(self.totals)]
-
-    def _compose(self, number: int) -> None:
-        estimate = self.estimates[number]
-        step = _OTHER_STEP_FACTOR * estimate.first_step(None)
-        GridBracket._bounds_at_feasible_step(estimate, step, self.likely_delta, CollectSums(self.totals[number]), (1,))
-
-    def delta(self, number: int, epsilon: float) -> float:
-        """Return an upper bound of delta at eps of one direction."""
-        if not any(
-            total.delta(epsilon, 1) < 1 and total.noise(epsilon) < _MAX_COARSE_NOISE for total in self.totals[number]
-        ):
-            estimate = self.estimates[number]
-            with np.errstate(all="ignore"):
-                estimate.tilt = min(float(estimate.direction.saddle(epsilon)[0]), LARGEST_TILT)
-            self._compose(number)
-        return min(total.delta(epsilon, 1) for total in self.totals[number])
-
-    def upper_delta(self, epsilon: float) -> float:
+    def delta(self, epsilon: float) -> float:
         """Return an upper bound of delta at eps."""
-        return max(self.delta(number, epsilon) for number in range(len(self.estimates)))
+        if not any(total.delta(epsilon, 1) < 1 and total.noise(epsilon) < _MAX_COARSE_NOISE for total in self.totals):
+            with np.errstate(all="ignore"):
+                self.estimate.tilt = min(float(self.estimate.direction.saddle(epsilon)[0]), LARGEST_TILT)
+            self._compose()
+        return min(total.delta(epsilon, 1) for total in self.totals)
 
 
 def _is_gaussian(term: RepeatedReleases) -> bool:
@@ -439,6 +405,34 @@ class _Estimate:
             self.noise = question.noise(total, answers[side])
         self.work += self.points
         return answers.get(-1, 0.0), answers[1]
+
+    def bounds_at_feasible_step(
+        self, step: float, likely_delta: float, question: SumQuestion, sides: tuple[int, ...]
+    ) -> tuple[float, float, float]:
+        """Return bounds from a grid of this step, or of a larger one if it has too many points; and the step."""
+        for _ in range(_MAX_ENLARGEMENTS):
+            try:
+                return *self.bounds(step, likely_delta, question, sides), step
+            except NotRareError:
+                self.is_windowed = False
+            except TooManyPointsError:
+                if step > _MAX_STEP:
+                    raise
+                is_lattice = self.is_on_lattice and self.direction.lattice is not None
+                self.is_on_lattice = self.is_on_lattice and not is_lattice
+                step *= 1 if is_lattice or self.is_on_atoms else 4
+                self.is_on_atoms = False
+        return *self.bounds(step, likely_delta, question, sides), step
+
+    def bounds_of_direct_sums(self, step: float, likely_delta: float, question: SumQuestion) -> tuple[float, float]:
+        """Return the bracket by sums of positive terms, from now on, if they do not take too long."""
+        tilt = self.tilt
+        self.is_direct, self.tilt = True, 0.0
+        try:
+            return self.bounds(step, likely_delta, question, (-1, 1))
+        except TooManyPointsError:
+            self.is_direct, self.tilt = False, tilt
+            return 0.0, math.inf
 
     def bounds_of_tables(
         self, low: float, high: float, width: float, likely_delta: float, question: SumQuestion
