@@ -134,16 +134,6 @@ class Channel(abc.ABC):
         variance = np.maximum(second - first**2, 0.0)
         return x, variance, convex_minorant(x, variance)
 
-    @cached_property
-    def mean_variance(self) -> float:
-        """Return the largest variance of a report's value, given any one input."""
-        return self.worst_case(self.values)[0]
-
-    @cached_property
-    def square_variance(self) -> float:
-        """Return the largest variance of a report's weight in ``squares``, given any one input."""
-        return self.worst_case(self.squares[0])[0]
-
     def _bias_corrected(self, weights: np.ndarray, power: int) -> Squares:
         """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:

@@ -241,9 +241,10 @@ class Estimate:
         pooled = float(pooled_mean(self.count, mean, self.reports.channel.middle))
         return min(max(pooled, self.lower), self.upper)
 
-    @property
+    @cached_property
     def _required_count_for_mean(self) -> float:
-        return _required_count(self.reports.channel.mean_variance, (self.upper - self.lower) / 2)
+        variance, _ = self.reports.channel.worst_case(self.reports.channel.values)
+        return _required_count(variance, (self.upper - self.lower) / 2)
 
     @cached_property
     def variance(self) -> Moment:
@@ -261,7 +262,7 @@ class Estimate:
         value = second.value - first.value**2 + first.error**2
         bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
         largest = ((self.upper - self.lower) / 2) ** 2
-        _check_count(self.count, "the variance", _required_count(channel.square_variance, largest / 2))
+        _check_count(self.count, "the variance", _required_count(channel.worst_case(g)[0], largest / 2))
 
         def bernstein(confidence: float) -> Interval:
             (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
@@ -456,7 +457,7 @@ class Estimate:
 
     @cached_property
     def _grouped(self) -> np.ndarray:
-        return self._models.counts(self.reports.numbers)
+        return np.add.reduceat(self.reports.numbers, self._models.groups)
 
     @cached_property
     def _weights(self) -> Weights:

@@ -140,9 +140,6 @@ class ReportModels:
             self.cells = self.atoms = channel.probabilities(self.positions, self.groups)
         self.named = np.isin(self.positions, [self.positions[np.abs(self.positions - atom).argmin()] for atom in named])
 
-    def counts(self, numbers: np.ndarray) -> np.ndarray:
-        return np.add.reduceat(numbers, self.groups)
-
     def fit(self, model: str, counts: np.ndarray) -> Weights:
         return MODELS[model](self, counts)
 

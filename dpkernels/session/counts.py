@@ -45,8 +45,8 @@ class Count(Statistic):
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         return _count_result(self.title, self.noisy_sums(run, groups, epsilon), groups.index(), run.table.kind)
 
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return self._noise_width(person_rows, epsilon)
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
+        return self._noise_width(rows_per_person, epsilon)
 
 
 @dataclass(frozen=True)
@@ -115,27 +115,28 @@ class Top(Statistic):
             raise ValueError("by: top is for all rows; release a count by group")
         checks.integer_in("k", self.k, 1, len(Keys(self.column, self.candidates)))
 
-    def smallest_epsilon(self, rows: int) -> float:
-        return 2.01e-4 * self.k if self._chooses_first(rows) else 0.0
+    def smallest_epsilon(self, rows_per_person: int) -> float:
+        return 2.01e-4 * self.k if self._chooses_first(rows_per_person) else 0.0
 
-    def _chooses_first(self, rows: int) -> bool:
-        return rows > 2 * self.k
+    def _chooses_first(self, rows_per_person: int) -> bool:
+        return rows_per_person > 2 * self.k
 
     def _choice_epsilon(self, epsilon: float) -> float:
         """Return the epsilon of each choice: half of all is for these."""
         return rounded_down(rational(epsilon) / (2 * self.k))
 
-    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
-        if not self._chooses_first(rows):
-            count = len(self.candidates)
-            return Lattice.for_sums(min(rows, count), epsilon, count, 1, counts=True), epsilon, count
-        count_epsilon = remaining_budget(epsilon, float(rational(self._choice_epsilon(epsilon)) * self.k))
-        return Lattice.for_sums(min(rows, self.k), count_epsilon, self.k, 1, counts=True), count_epsilon, self.k
+    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        count, count_epsilon = len(self.candidates), epsilon
+        if self._chooses_first(rows_per_person):
+            count = self.k
+            count_epsilon = remaining_budget(epsilon, float(rational(self._choice_epsilon(epsilon)) * count))
+        lattice = Lattice.for_sums(min(rows_per_person, count), count_epsilon, count, 1, counts=True)
+        return lattice, count_epsilon, count
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         keys = Keys(self.column, self.candidates)
         counts = run.person_counts(keys)
-        lattice, count_epsilon, _ = self.noise(run.rows_per_person, groups.count, epsilon)
+        lattice, count_epsilon, _ = self.noise_parameters(run.rows_per_person, groups.count, epsilon)
         if chooses_first := self._chooses_first(run.rows_per_person):
             chosen = run.choose_top(counts, self._choice_epsilon(epsilon), self.k, self.title)
             counts = counts[chosen]
@@ -145,6 +146,6 @@ class Top(Statistic):
         index = {"rank": list(range(1, self.k + 1)), str(self.column): [keys.keys[i] for i in chosen]}
         return _count_result(self.title, noisy, index, run.table.kind, None if chooses_first else chosen)
 
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        count = 1 if self._chooses_first(person_rows) else len(self.candidates)
-        return self._noise_width(person_rows, epsilon, 1 - 0.05 / count)
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
+        count = 1 if self._chooses_first(rows_per_person) else len(self.candidates)
+        return self._noise_width(rows_per_person, epsilon, 1 - 0.05 / count)

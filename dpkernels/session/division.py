@@ -40,11 +40,11 @@ def divide(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float,
 
 
 def expected_widths(
-    statistics: Sequence[Statistic], epsilons: Sequence[float], rows: int, person_rows: int
+    statistics: Sequence[Statistic], epsilons: Sequence[float], rows: int, rows_per_person: int
 ) -> list[float]:
     """Return the expected width of each statistic's 95 % interval, NaN where it depends on the data."""
     return [
-        statistic.expected_width(rows, person_rows, epsilon) if statistic.is_stated else math.nan
+        statistic.expected_width(rows, rows_per_person, epsilon) if statistic.is_stated else math.nan
         for statistic, epsilon in zip(statistics, epsilons, strict=True)
     ]
 
@@ -54,7 +54,7 @@ def needs_for_widths(
     widths: Sequence[float],
     objective: str,
     rows: int,
-    person_rows: int,
+    rows_per_person: int,
     epsilon: float,
 ) -> list[float]:
     """Return the epsilons that ``tune.allocate`` gives Laplace noise on numbers with such intervals.
@@ -67,7 +67,7 @@ def needs_for_widths(
     tune: Any = accountants.tune  # whose import takes a while
     lengths, epsilons = np.zeros(len(statistics)), np.full(len(statistics), epsilon)
     for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
-        products = epsilons * expected_widths(statistics, epsilons.tolist(), rows, person_rows)
+        products = epsilons * expected_widths(statistics, epsilons.tolist(), rows, rows_per_person)
         if np.isnan(products).any():
             unknown = statistics[int(np.argmax(np.isnan(products)))].title
             raise ValueError(f"widths: that of {unknown} depends on the data; release it by itself")

@@ -24,12 +24,7 @@ class StatisticMethods(abc.ABC):
 
     @abc.abstractmethod
     def release(
-        self,
-        statistic: Statistic,
-        *,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
+        self, statistic: Statistic, *, epsilon: Amount | None = None, share: Amount | None = None, delta: Amount = 0
     ) -> Result:
         """Release a statistic with its part of the budget."""
 

@@ -47,8 +47,8 @@ class Sum(BoundedColumn):
         weights *= UNIT
         return np.where(missing, -1, codes), [np.rint(weights, out=weights)]
 
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return self._noise_width(person_rows, epsilon) * self._size
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
+        return self._noise_width(rows_per_person, epsilon) * self._size
 
 
 def _constant(*coefficients: float) -> Coefficients:
@@ -61,9 +61,9 @@ def _polynomial(*terms: np.ndarray) -> Coefficients:
     return lambda nu: np.sum([np.multiply.outer(np.asarray(nu) ** i, term) for i, term in enumerate(terms)], 0)
 
 
-def _ratio_width(statistic: Statistic, ratio: Ratio, rows: int, person_rows: int, epsilon: float) -> float:
+def _ratio_width(statistic: Statistic, ratio: Ratio, rows: int, rows_per_person: int, epsilon: float) -> float:
     """Return the width of a ratio's interval if all sums of a group are equal."""
-    lattice, epsilon, size = statistic.noise(person_rows, 1, epsilon)
+    lattice, epsilon, size = statistic.noise_parameters(rows_per_person, 1, epsilon)
     values = np.full((1, size), np.rint(rows / size / float(lattice.step)))
     low, high = ratio.bounds(NoisySums(values, lattice, noise_sampler(lattice, epsilon, size)), 0.95)
     return float(high[0] - low[0])
@@ -110,8 +110,8 @@ class Mean(BoundedColumn):
         t, missing = scaled(block[self.column], *self._ends)
         return np.where(missing, -1, codes), partition(self._basis(t))
 
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
-        return self._units[1] * _ratio_width(self, self.ratio, rows, person_rows, epsilon)
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
+        return self._units[1] * _ratio_width(self, self.ratio, rows, rows_per_person, epsilon)
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,6 @@ class Regression(Statistic):
         weights = partition([x_weight * y_weight for x_weight in _bernstein(x) for y_weight in (1 - y, y)])
         return np.where(no_x | no_y, -1, codes), weights
 
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
         (y0, y1), (x0, x1) = self._ends
-        return (y1 - y0) / (x1 - x0) * _ratio_width(self, self._ratios[1], rows, person_rows, epsilon)
+        return (y1 - y0) / (x1 - x0) * _ratio_width(self, self._ratios[1], rows, rows_per_person, epsilon)

@@ -27,11 +27,6 @@ def new_figure(indices: Sequence[Index], rows: Sequence[int]) -> Figure:
     return figure
 
 
-def draw(ax: Axes, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Draw values with their intervals, in the way that fits their index."""
-    _drawing(index)(ax, name, index, values, low, high)
-
-
 def bars(ax: Axes, name: str, index: Index, values: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
     """Draw a histogram as bands with lines at the estimates; no number of rows is below 0."""
     left, right = np.asarray(index["from"], float), np.asarray(index["to"], float)
@@ -74,7 +69,7 @@ def _label(row: Mapping[str, object]) -> str:
     return ", ".join(edges if key == "from" else str(cell) for key, cell in row.items() if key != "to")
 
 
-def _drawing(index: Index) -> Callable[[Axes, str, Index, np.ndarray, np.ndarray, np.ndarray], None]:
+def drawing(index: Index) -> Callable[[Axes, str, Index, np.ndarray, np.ndarray, np.ndarray], None]:
     """Return the function that draws values with such an index."""
     names = list(index)
     if "from" in names and len(names) == 2:
@@ -84,8 +79,8 @@ def _drawing(index: Index) -> Callable[[Axes, str, Index, np.ndarray, np.ndarray
 
 def _height(index: Index, values: int) -> float:
     """Return the height in inches of axes for so many values."""
-    if _drawing(index) is bars:
+    if drawing(index) is bars:
         return 4.0
-    if _drawing(index) is cell_map:
+    if drawing(index) is cell_map:
         return max(2.0, 0.5 * len(set(next(iter(index.values())))) + 1.2)
     return max(2.0, 0.3 * values + 1.2)

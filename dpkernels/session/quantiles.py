@@ -56,8 +56,8 @@ class Quantiles(BoundedColumn):
             if not self.has_private_bounds and (self._ends[1] - self._ends[0]) / self.step >= _MAX_POINTS:
                 raise ValueError(f"step: {self.step} is too small for so wide bounds; at most 2^32 steps are possible")
 
-    def smallest_epsilon(self, rows: int) -> float:
-        return 2e-5 * rows * (1 + math.log2(len(self._probabilities) + 1)) / (1 - self.interval_share)
+    def smallest_epsilon(self, rows_per_person: int) -> float:
+        return 2e-5 * rows_per_person * (1 + math.log2(len(self._probabilities) + 1)) / (1 - self.interval_share)
 
     @property
     def _probabilities(self) -> list[Fraction]:
@@ -82,14 +82,14 @@ class Quantiles(BoundedColumn):
             return lower + (upper - lower) * (positions + 0.5) / _QUANTILE_STEPS
         return lower + step * positions
 
-    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
-        """Return those of the counts near the points, of which a person changes at most ``rows``."""
+    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+        """Return those of the counts near the points, of which a person changes at most ``rows_per_person``."""
         count_epsilon = rounded_down(rational(epsilon) * rational(float(self.interval_share))) or epsilon
-        return Lattice.for_sums(rows, count_epsilon, rows, 1, counts=True), count_epsilon, 1
+        return Lattice.for_sums(rows_per_person, count_epsilon, rows_per_person, 1, counts=True), count_epsilon, 1
 
     def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
         (lower, upper), probabilities = self._ends, self._probabilities
-        lattice, count_epsilon, _ = self.noise(run.rows_per_person, groups.count, epsilon)
+        lattice, count_epsilon, _ = self.noise_parameters(run.rows_per_person, groups.count, epsilon)
         choice_epsilon = remaining_budget(epsilon, count_epsilon) if self.interval_share else epsilon
         rows = run.sorted_counts(self.names, groups.count, lambda block: self._positions(block, groups.codes(block)))
         points = [private_quantiles(counts, probabilities, self._points, choice_epsilon, run) for counts in rows]
@@ -128,7 +128,7 @@ class Quantiles(BoundedColumn):
         is_counted = ~missing & (codes >= 0)
         return codes[is_counted], np.clip(positions[is_counted], 0, last).astype(np.int64)
 
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
         return self._ends[1] - self._ends[0] if self.interval_share == 0 else math.nan
 
 

@@ -98,7 +98,7 @@ class Result:
         if ax is None:
             (ax,) = plots.new_figure([self.index], [len(self)]).axes
         low, high = (np.atleast_1d(end) for end in self.interval(confidence, together=together))
-        plots.draw(ax, self.name, self.index, self._values, low, high)
+        plots.drawing(self.index)(ax, self.name, self.index, self._values, low, high)
         about = f"{confidence:.0%} intervals, {'all at once' if together else 'each by itself'}"
         ax.set_title(f"{self.name}, {about}", fontsize=9, parse_math=False)
         return ax

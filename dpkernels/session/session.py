@@ -169,12 +169,7 @@ class Session(StatisticMethods):
     # Releases
 
     def release(
-        self,
-        statistic: Statistic,
-        *,
-        epsilon: Amount | None = None,
-        share: Amount | None = None,
-        delta: Amount = 0,
+        self, statistic: Statistic, *, epsilon: Amount | None = None, share: Amount | None = None, delta: Amount = 0
     ) -> Result:
         """Release a statistic. ``count``, ``mean`` and the others are calls of this.
 

@@ -123,47 +123,47 @@ class Statistic(abc.ABC):
         """Return whether its keys and bounds are stated."""
         return not self.finds_keys and not self.has_private_bounds
 
-    def check(self, rows: int, most_groups: int, epsilon: float, delta: float) -> None:
+    def check(self, rows_per_person: int, groups_per_person: int, epsilon: float, delta: float) -> None:
         """Raise a ValueError for a budget that cannot be used, before it is charged.
 
         Args:
-            rows: the most rows of a person.
-            most_groups: the most keys of a person when keys are found.
+            rows_per_person: the most rows of a person.
+            groups_per_person: the most keys of a person when keys are found.
             epsilon: the statistic's.
             delta: the statistic's.
         """
-        preliminary, main = self._divided(epsilon)
-        groups = rows  # A person is in no more of the groups whose keys are found.
+        preliminary, main = self._divide_budget(epsilon)
+        groups = rows_per_person  # A person is in no more of the groups whose keys are found.
         if self.finds_keys:
             if not delta:
                 raise ValueError("delta: keys that are found need one, such as delta=1e-6")
-            if epsilon / _PRELIMINARY_DIVISOR / most_groups < _MIN_KEY_EPSILON:
-                least = _MIN_KEY_EPSILON * _PRELIMINARY_DIVISOR * most_groups
+            if epsilon / _PRELIMINARY_DIVISOR / groups_per_person < _MIN_KEY_EPSILON:
+                least = _MIN_KEY_EPSILON * _PRELIMINARY_DIVISOR * groups_per_person
                 raise ValueError(
-                    f"epsilon: {epsilon:g} is too small to find keys, {most_groups} a person; from {least:g} on"
+                    f"epsilon: {epsilon:g} is too small to find keys, {groups_per_person} a person; from {least:g} on"
                 )
-            key_count_sampler(preliminary, delta, most_groups)
+            key_count_sampler(preliminary, delta, groups_per_person)
         else:
             groups = self.groups().count
-        if self.smallest_epsilon(rows) > epsilon * (1 if self.is_stated else 1 - 2 / _PRELIMINARY_DIVISOR):
-            raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person")
+        if self.smallest_epsilon(rows_per_person) > epsilon * (1 if self.is_stated else 1 - 2 / _PRELIMINARY_DIVISOR):
+            raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows_per_person} rows a person")
         try:
             if self.has_private_bounds:
-                noise_sampler(bounds_lattice(rows, preliminary), preliminary, EXPONENTS)
-            noise_sampler(*self.noise(rows, groups, main))
+                noise_sampler(bounds_lattice(rows_per_person, preliminary), preliminary, EXPONENTS)
+            noise_sampler(*self.noise_parameters(rows_per_person, groups, main))
         except ValueError as error:
             raise ValueError(
-                f"epsilon: {epsilon:g} is too small for {self.title} with {rows} rows a person: {error}"
+                f"epsilon: {epsilon:g} is too small for {self.title} with {rows_per_person} rows a person: {error}"
             ) from error
 
-    def smallest_epsilon(self, rows: int) -> float:
+    def smallest_epsilon(self, rows_per_person: int) -> float:
         """Return the smallest epsilon of its choices."""
         return 0.0
 
     def groups(self) -> Groups:
         return Groups([Keys(name, keys) for name, keys in (self.by or {}).items()])
 
-    def _divided(self, epsilon: float) -> tuple[float, float]:
+    def _divide_budget(self, epsilon: float) -> tuple[float, float]:
         """Return the epsilon of keys that are found, and of private bounds; and of what is then released."""
         preliminary = rounded_down(rational(epsilon) / _PRELIMINARY_DIVISOR)
         for _ in range(self.finds_keys + self.has_private_bounds):
@@ -173,7 +173,7 @@ class Statistic(abc.ABC):
     def release(self, run: Run, epsilon: float, delta: float) -> Result:
         """Return the released statistic; ``epsilon`` and ``delta`` have been charged."""
         statistic: Statistic = self
-        preliminary, main = self._divided(epsilon)
+        preliminary, main = self._divide_budget(epsilon)
         if self.finds_keys:
             keys = find_keys(self, run, preliminary, delta)
             if not any(keys.values()):
@@ -189,7 +189,7 @@ class Statistic(abc.ABC):
         """Return the released statistic of groups and bounds that are known."""
 
     @abc.abstractmethod
-    def expected_width(self, rows: int, person_rows: int, epsilon: float) -> float:
+    def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
         """Return the width of the 95 % interval of a group of so many rows, before anything is released."""
 
     @property
@@ -197,15 +197,15 @@ class Statistic(abc.ABC):
         """Return the number of cells of each group, such as bins, that have sums of their own."""
         return 1
 
-    def noise(self, rows: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
         """Return the lattice, epsilon and number of the sums that get noise."""
         count = groups * self.cells_per_group
-        lattice = Lattice.for_sums(rows, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers)
+        lattice = Lattice.for_sums(rows_per_person, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers)
         return lattice, epsilon, count * self.sums_per_group
 
     def noisy_sums(self, run: Run, groups: Groups, epsilon: float) -> NoisySums:
         """Return noisy sums of ``weighted_rows`` over the cells of all groups."""
-        lattice, epsilon, size = self.noise(run.rows_per_person, groups.count, epsilon)
+        lattice, epsilon, size = self.noise_parameters(run.rows_per_person, groups.count, epsilon)
         shape = size // self.sums_per_group, self.sums_per_group
         sums = run.sums(self.names, shape, lambda block: self.weighted_rows(block, groups.codes(block)))
         return run.add_noise(sums, lattice, epsilon, self.title)
@@ -214,9 +214,9 @@ class Statistic(abc.ABC):
         """Return the cells of rows and their integer weights."""
         return codes, None
 
-    def _noise_width(self, person_rows: int, epsilon: float, confidence: float = 0.95) -> float:
+    def _noise_width(self, rows_per_person: int, epsilon: float, confidence: float = 0.95) -> float:
         """Return the width of the interval of one sum of one group."""
-        lattice, epsilon, size = self.noise(person_rows, 1, epsilon)
+        lattice, epsilon, size = self.noise_parameters(rows_per_person, 1, epsilon)
         low, high = dpk.confidence_interval(np.zeros(size), noise_sampler(lattice, epsilon, size), confidence)
         return float((high - low)[0]) * float(lattice.step)
 
