@@ -1,4 +1,4 @@
-"""``dpkernels estimate`` for a column of categories: numbers and shares of people, with exact intervals.
+"""``dpkernels estimate`` for a column of categories: numbers and fractions of people, with exact intervals.
 
 A file is read once, and the counts of the files of a dataset are added. Memory grows with the number of categories and
 groups, not with the size of the files. For reports of prefixes, a file is read once for each level, to find the most

@@ -1,4 +1,4 @@
-"""The mean of the values behind reports of one mechanism, with confidence intervals."""
+"""The estimated mean of the true values from reports of one mechanism, with confidence intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions of sums of independent noises on grids, with bounds on all numerical errors.
+"""Distributions of sums of independent noise on grids, with bounds on all numerical errors.
 
 Sums of equal terms are convolved by the fast Fourier transform (FFT); the last two distributions are never convolved,
 because

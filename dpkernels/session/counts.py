@@ -1,4 +1,4 @@
-"""Counts: of rows, of values between edges, and of the persons of the most frequent candidates."""
+"""Counts of rows and of values in bins, and the most frequent candidates with their numbers of persons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of rows by integer or by pair, in memory proportional to the distinct ones."""
+"""Counts of rows by integer or by pair, in memory proportional to the number of distinct integers or pairs."""
 
 from __future__ import annotations
 

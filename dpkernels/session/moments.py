@@ -1,4 +1,4 @@
-"""Sums, means, variances and regressions: from sums of integer weights, and ratios of these."""
+"""Sums, means, variances and regressions, computed from sums of integer weights and their ratios."""
 
 from __future__ import annotations
 

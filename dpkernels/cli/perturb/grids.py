@@ -1,4 +1,4 @@
-"""The numbers that a certified table can report, which a verifier looks for in an output."""
+"""The possible reports of a certified table, for the verification of an output."""
 
 from __future__ import annotations
 
