@@ -59,8 +59,8 @@ def test_a_nan_is_a_breach():
 def test_minimum(low):
     """On intervals that do not start at 0, too."""
     for at in (low + 0.001, low + 1.3, low + 4.99):
-        found = solve.minimum(lambda x, c: (x - c) ** 2, at, low, low + 5.0)
-        assert found == pytest.approx(at, abs=2e-8)
+        minimum = solve.minimum(lambda x, c: (x - c) ** 2, at, low, low + 5.0)
+        assert minimum == pytest.approx(at, abs=2e-8)
     seen = []
     solve.minimum(lambda x, _: seen.append(x) or -1.0, (), 0.0, 1.0, stop_value=0.0)
     assert len(seen) <= 2

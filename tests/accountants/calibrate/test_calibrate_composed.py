@@ -31,8 +31,8 @@ WIDTH = 2e-4
 
 
 def reports(noise, D, count, rate=None):
-    one = guarantee(Additive(noise), D)
-    return (one if rate is None else one.subsample(rate)).repeat(count)
+    single = guarantee(Additive(noise), D)
+    return (single if rate is None else single.subsample(rate)).repeat(count)
 
 
 def wider(noise, c, D, count, rate=None):

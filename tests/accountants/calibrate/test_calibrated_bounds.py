@@ -50,8 +50,8 @@ class Settings:
         return self.sensitivity * float(10 ** self.random.uniform(-0.5, 1.0))
 
     def together(self, mechanism: Any, sensitivity: float | None = None) -> Any:
-        one = guarantee(mechanism, sensitivity)
-        return (one if self.rate is None else one.subsample(self.rate)).repeat(self.count)
+        single = guarantee(mechanism, sensitivity)
+        return (single if self.rate is None else single.subsample(self.rate)).repeat(self.count)
 
 
 def _composed(s: Settings) -> Any:

@@ -60,12 +60,12 @@ def test_the_limit_is_met_by_the_bound_and_hardly_missed(noise, arguments, limit
     ids=["small", "least", "rare"],
 )
 def test_limits_next_to_the_precision_of_floats_are_met(limit):
-    made = guarantee(dpk.Additive(Gaussian(calibrate.composed_scale(Gaussian(1.0), count=1, **limit)), 1.0))
+    single = guarantee(dpk.Additive(Gaussian(calibrate.composed_scale(Gaussian(1.0), count=1, **limit)), 1.0))
     if "advantage" in limit:
-        assert 0.999 * limit["advantage"] < made.advantage() <= limit["advantage"]
+        assert 0.999 * limit["advantage"] < single.advantage() <= limit["advantage"]
     else:
         rate, most = limit["true_positive_rate"]
-        assert made.true_positive_rate(rate) <= most
+        assert single.true_positive_rate(rate) <= most
 
 
 def test_limits_that_floats_do_not_resolve_are_refused():

@@ -67,15 +67,15 @@ def by_dynamic_programming(noise, knots, count, epsilon, step=2e-3):
 def test_brackets_hold_the_worst_adaptive_choice_of_directions(name, count, epsilon):
     """The value was 0.2337 for 0.2203, and two pieces of a user's class raised an error of NumPy."""
     noise, knots = NOISE[name]
-    made = guarantee(Additive(noise), 1.0).repeat(count)
-    low, high = made.bracket(epsilon=epsilon)
+    composed = guarantee(Additive(noise), 1.0).repeat(count)
+    low, high = composed.bracket(epsilon=epsilon)
     exact = by_dynamic_programming(noise, knots, count, epsilon)
     assert low * (1 - 2e-5) <= exact <= high * (1 + 2e-5)  # The accuracy of the dynamic program.
     assert high - low <= 1e-4 * high
-    assert made.delta(epsilon) == high
+    assert composed.delta(epsilon) == high
     # The truth at epsilon is between low and high, so that the least epsilon is on this side for each of them.
-    assert made.bracket(delta=high)[0] <= epsilon <= made.epsilon(low)
-    assert made.epsilon(high) == pytest.approx(epsilon, rel=1e-3)
+    assert composed.bracket(delta=high)[0] <= epsilon <= composed.epsilon(low)
+    assert composed.epsilon(high) == pytest.approx(epsilon, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -83,9 +83,9 @@ def test_brackets_hold_the_worst_adaptive_choice_of_directions(name, count, epsi
 @pytest.mark.parametrize("name", NOISE)
 def test_every_uneven_noise(name, count):
     noise, knots = NOISE[name]
-    made = guarantee(Additive(noise), 1.0).repeat(count)
+    composed = guarantee(Additive(noise), 1.0).repeat(count)
     for epsilon in (0.0, 0.5, 1.1):
-        low, high = made.bracket(epsilon=epsilon)
+        low, high = composed.bracket(epsilon=epsilon)
         assert low * (1 - 1e-4) <= by_dynamic_programming(noise, knots, count, epsilon) <= high * (1 + 1e-4)
 
 
@@ -93,10 +93,10 @@ def test_every_uneven_noise(name, count):
 def test_an_adaptive_adversary_gains():
     """With signs that are fixed in advance, two recycled Gaussians reveal less."""
     noise, _ = NOISE["recycled-gaussian"]
-    one = guarantee(Additive(noise), 1.0)
-    low, high = one.repeat(2).bracket(delta=1e-3)
+    single = guarantee(Additive(noise), 1.0)
+    low, high = single.repeat(2).bracket(delta=1e-3)
     assert low <= high <= low * (1 + 1e-4)
-    assert one.epsilon(1e-3) < low < 2 * one.epsilon(5e-4)
+    assert single.epsilon(1e-3) < low < 2 * single.epsilon(5e-4)
 
 
 @pytest.mark.lengthy
@@ -169,8 +169,8 @@ def test_upper_ends_in_the_last_cells():
 @pytest.mark.parametrize("count", [10, 100])
 def test_a_tiny_delta_has_an_epsilon_that_is_not_far_from_its_lower_end(count):
     """No eps on the grid of directions suffices: the upper end is that of all directions in any order."""
-    made = guarantee(Additive(Reweighted(Gaussian(60.0), -30.0, 90.0, 0.5)), 1.0).repeat(count)
-    low, high = made.bracket(delta=1e-50)
-    alone = RigorousBounds(made)._upper_method.profile.bracket("epsilon", 1e-50)
+    composed = guarantee(Additive(Reweighted(Gaussian(60.0), -30.0, 90.0, 0.5)), 1.0).repeat(count)
+    low, high = composed.bracket(delta=1e-50)
+    alone = RigorousBounds(composed)._upper_method.profile.bracket("epsilon", 1e-50)
     assert alone[1] == np.inf
     assert alone[0] <= low <= high < 1.01 * low

@@ -164,7 +164,7 @@ def test_two_laplace_reports_by_convolution(eps0, shares):
 
 def test_one_recycled_gaussian_by_quadrature():
     s, theta, q, D, eps = 1.7, 2.0, 0.35, 0.9, 0.6
-    made = guarantee(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), D)
+    single = guarantee(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), D)
     with mpmath.workdps(25):
         out = 2 * mpmath.ncdf(-theta / s)
 
@@ -178,8 +178,8 @@ def test_one_recycled_gaussian_by_quadrature():
         cuts = [D / 2 - (eps + level) * s**2 / D for level in levels]
         points = sorted([*range(-18, 20, 2), theta, -theta, D - theta, D + theta, *cuts])
         exact = float(mpmath.quad(gap, points))
-    assert made.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
-    assert accountants.delta(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), eps, D) == made.estimate_delta(
+    assert single.estimate_delta(eps) == pytest.approx(exact, rel=1e-12)
+    assert accountants.delta(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), eps, D) == single.estimate_delta(
         eps
     )
 
@@ -337,14 +337,14 @@ def test_renyi_of_gaussian_and_laplace():
 
 
 def test_renyi_of_truncated_noise_is_infinite():
-    made = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1)
-    assert made.renyi(2.0) == math.inf
+    single = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1)
+    assert single.renyi(2.0) == math.inf
 
 
 def test_nothing_is_left_at_an_infinite_epsilon():
     """But the mass of infinite losses."""
-    made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0))
-    assert made.repeat(3).delta(np.inf) == pytest.approx(made.repeat(3).delta(500.0), rel=1e-12)
+    single = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0))
+    assert single.repeat(3).delta(np.inf) == pytest.approx(single.repeat(3).delta(500.0), rel=1e-12)
     for one in (guarantee(dpk.gaussian(sigma=1.0), 1.0), guarantee(dpk.laplace(epsilon=1.0))):
         assert one.repeat(3).delta(np.inf) == 0.0
         assert one.repeat(3).delta(np.array([np.inf, 1e308]))[1] <= 5e-324  # Next to nothing, rounded upwards.

@@ -33,10 +33,10 @@ def of(name, rate):
     """(a guarantee's delta or eps as a function of the parameter, what it is at NaN)"""
 
     def made(z):
-        one = guarantee(MAKE[name](z))
+        single = guarantee(MAKE[name](z))
         if rate == "replace":
-            return one.subsample(0.2, "replace").repeat(7)
-        return (one if rate == 1.0 else one.subsample(rate)).repeat(7)
+            return single.subsample(0.2, "replace").repeat(7)
+        return (single if rate == 1.0 else single.subsample(rate)).repeat(7)
 
     return (lambda z: made(z).delta(0.1), math.nan), (lambda z: made(z).epsilon(1e-3), math.inf)
 

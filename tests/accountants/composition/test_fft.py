@@ -291,9 +291,9 @@ def recycled(r, kernel):
 def drawn(kind, number):
     """(guarantee, delta): counts from 2 up to 10^5, half of them on samples of rates from 0.001."""
     r = np.random.default_rng([number, *map(ord, kind)])
-    made, count = guarantee(KINDS[kind](r)), round(math.exp(r.uniform(math.log(2), math.log(1e5))))
+    single, count = guarantee(KINDS[kind](r)), round(math.exp(r.uniform(math.log(2), math.log(1e5))))
     rate, delta = float(np.exp(r.uniform(np.log(1e-3), 0))), float(np.exp(r.uniform(np.log(1e-12), np.log(1e-2))))
-    return (made.subsample(rate) if number % 2 else made).repeat(count), delta
+    return (single.subsample(rate) if number % 2 else single).repeat(count), delta
 
 
 @jax.jit
@@ -359,10 +359,10 @@ def test_values_and_gradients_of_all(x64, kind, number):
 
 @pytest.mark.thorough
 def test_the_count_has_a_derivative(x64):
-    made = guarantee(Additive(Laplace(3.0)), 1.0)
-    slope = jax.jit(jax.grad(lambda n: made.repeat(n).estimate_epsilon(1e-6)))(jnp.float64(400.0))
+    single = guarantee(Additive(Laplace(3.0)), 1.0)
+    slope = jax.jit(jax.grad(lambda n: single.repeat(n).estimate_epsilon(1e-6)))(jnp.float64(400.0))
     near, far = (
-        made.repeat(400 + k).estimate_epsilon(1e-6) - made.repeat(400 - k).estimate_epsilon(1e-6) for k in (1, 2)
+        single.repeat(400 + k).estimate_epsilon(1e-6) - single.repeat(400 - k).estimate_epsilon(1e-6) for k in (1, 2)
     )
     assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
 

@@ -83,10 +83,10 @@ def test_brackets_of_nearly_all_data(small, rate, eps):
             max(0, mp.mpf(b) - mp.exp(mp.mpf(eps)) * (r * mp.mpf(a) + (1 - r) * mp.mpf(b)))
             for a, b in zip(p, q, strict=True)
         )
-    made = guarantee(discrete_pair(p, q)).subsample(float(r))
-    low, high = made.bracket(epsilon=eps)
+    sampled = guarantee(discrete_pair(p, q)).subsample(float(r))
+    low, high = sampled.bracket(epsilon=eps)
     assert low <= exact <= high
-    assert 0 <= made.estimate_delta(eps) - exact < 1e-4 * exact
+    assert 0 <= sampled.estimate_delta(eps) - exact < 1e-4 * exact
 
 
 def test_samples_of_a_truncated_staircase_are_inside_their_bracket():
@@ -96,10 +96,10 @@ def test_samples_of_a_truncated_staircase_are_inside_their_bracket():
     p, q = (K.prob(at - shift) / 10 for shift in (0.0, 1.0))
     two = [np.multiply.outer(a, a).ravel() for a in (0.5 * p + 0.5 * q, q)]
     exact = max(np.maximum(a - math.exp(0.1) * b, 0).sum() for a, b in (two, two[::-1]))
-    made = guarantee(dpk.Additive(K), 1.0).subsample(0.5).repeat(n)
-    low, high = made.bracket(epsilon=0.1)
+    composed = guarantee(dpk.Additive(K), 1.0).subsample(0.5).repeat(n)
+    low, high = composed.bracket(epsilon=0.1)
     assert low * (1 - 1e-12) <= exact <= high * (1 + 1e-12)
-    assert made.estimate_delta(0.1) == pytest.approx(exact, rel=1e-5)
+    assert composed.estimate_delta(0.1) == pytest.approx(exact, rel=1e-5)
 
 
 def test_two_equal_inputs_add_nothing():

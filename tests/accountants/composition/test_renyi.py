@@ -139,11 +139,11 @@ def test_samples_by_the_binomial_theorem(rate, order):
 
 
 def test_divergences_of_releases_add_up_and_the_worse_direction_counts():
-    one = guarantee(Additive(TwoPiece(2.0, 4.0)), 1.0)
-    assert one.repeat(7).renyi(5.0) == pytest.approx(7 * one.renyi(5.0), rel=1e-12)
+    single = guarantee(Additive(TwoPiece(2.0, 4.0)), 1.0)
+    assert single.repeat(7).renyi(5.0) == pytest.approx(7 * single.renyi(5.0), rel=1e-12)
     other = guarantee(Additive(Laplace(3.0)), 1.0)
-    assert one.compose(other).renyi(5.0) == pytest.approx(one.renyi(5.0) + other.renyi(5.0), rel=1e-12)
-    close(one.renyi(5.0), exact_renyi(Additive(TwoPiece(2.0, 4.0)), 5.0))
+    assert single.compose(other).renyi(5.0) == pytest.approx(single.renyi(5.0) + other.renyi(5.0), rel=1e-12)
+    close(single.renyi(5.0), exact_renyi(Additive(TwoPiece(2.0, 4.0)), 5.0))
 
 
 def test_infinite_divergences():
@@ -151,9 +151,9 @@ def test_infinite_divergences():
     for theta in (3.0, 60.0):
         assert guarantee(Additive(Reweighted(Gaussian(1.0), -theta, theta, 0.0)), 1.0).renyi(2.0) == math.inf
     pair = density_pair(lambda y: np.log(2.0) - 2 * y, lambda y: -y, (0.0, np.inf))
-    made = guarantee(pair)  # The moment of the mirror is 2^(1 - a)/(2 - a).
-    assert made.renyi([2.0, 3.0]).tolist() == [math.inf, math.inf]
-    assert made.renyi(1.99) == pytest.approx(math.log(2**-0.99 / 0.01) / 0.99, rel=1e-9)
+    single = guarantee(pair)  # The moment of the mirror is 2^(1 - a)/(2 - a).
+    assert single.renyi([2.0, 3.0]).tolist() == [math.inf, math.inf]
+    assert single.renyi(1.99) == pytest.approx(math.log(2**-0.99 / 0.01) / 0.99, rel=1e-9)
 
 
 @pytest.mark.thorough

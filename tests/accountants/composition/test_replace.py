@@ -174,15 +174,15 @@ def test_three_reports_of_a_lattice_by_enumeration():
 
 @pytest.mark.slow
 def test_replaced_records_reveal_more_than_added_ones_and_less_than_two_of_them():
-    one = guarantee(Additive(Gaussian(2.0)), 1.0)
+    single = guarantee(Additive(Gaussian(2.0)), 1.0)
     added, swapped, twice = (
-        one.subsample(0.2).repeat(50).estimate_epsilon(1e-6),
-        one.subsample(0.2, "replace").repeat(50).estimate_epsilon(1e-6),
-        one.subsample(0.2).repeat(100).estimate_epsilon(1e-6),
+        single.subsample(0.2).repeat(50).estimate_epsilon(1e-6),
+        single.subsample(0.2, "replace").repeat(50).estimate_epsilon(1e-6),
+        single.subsample(0.2).repeat(100).estimate_epsilon(1e-6),
     )
     assert added < swapped
     assert added < twice
-    rates = [one.subsample(rate, "replace").repeat(50).estimate_epsilon(1e-6) for rate in (0.05, 0.2, 1.0)]
+    rates = [single.subsample(rate, "replace").repeat(50).estimate_epsilon(1e-6) for rate in (0.05, 0.2, 1.0)]
     assert rates == sorted(rates)
 
 
@@ -195,11 +195,11 @@ def test_replaced_records_reveal_more_than_added_ones_and_less_than_two_of_them(
 def test_one_report_of_a_bounded_mechanism_is_amplified(name):
     """r delta at log(1 + r (e^eps - 1)), either way."""
     rate = 0.3
-    made = guarantee(ALL[name])
-    top = made.estimate_epsilon(1e-6)
+    single = guarantee(ALL[name])
+    top = single.estimate_epsilon(1e-6)
     for share in (0.0, 0.3, 0.8):
-        exact = rate * made.estimate_delta(share * top)
-        low, high = made.subsample(rate, "replace").bracket(epsilon=math.log1p(rate * math.expm1(share * top)))
+        exact = rate * single.estimate_delta(share * top)
+        low, high = single.subsample(rate, "replace").bracket(epsilon=math.log1p(rate * math.expm1(share * top)))
         assert low <= exact * (1 + 1e-9)
         assert exact * (1 - 1e-9) <= high
         assert high - low <= 1e-3 * high
@@ -339,11 +339,11 @@ def test_a_table_is_symmetric_if_reversed():
 def test_a_window_at_two_inputs_of_the_users_own_is_composed_both_ways():
     m = ALL["sine-1"]
     x, other = m.lower + 0.9 * (m.upper - m.lower), m.lower + 0.4 * (m.upper - m.lower)
-    made, eps = guarantee(windowed_pair(m, x, other)), 0.1
+    single, eps = guarantee(windowed_pair(m, x, other)), 0.1
     ways = [guarantee(windowed_pair(m, *inputs)).estimate_delta(eps) for inputs in ((x, other), (other, x))]
-    assert ways[0] == ways[1] == made.estimate_delta(eps)
+    assert ways[0] == ways[1] == single.estimate_delta(eps)
     with pytest.raises(ValueError, match=r"^adjacency: "):
-        made.subsample(0.5, "replace")
+        single.subsample(0.5, "replace")
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(0.9), Laplace(0.9)])

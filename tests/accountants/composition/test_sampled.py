@@ -324,11 +324,11 @@ def test_a_pair_of_the_users_own_has_two_directions():
 
 def test_all_of_the_data_is_no_sample():
     for law in (Gaussian(2.3), Laplace(0.7), SYMMETRIC["recycled-laplace"]):
-        made, D = guarantee(Additive(law), 1.1), 1.1
+        single, D = guarantee(Additive(law), 1.1), 1.1
         eps = np.array([0.0, 0.1, 0.7])
-        np.testing.assert_allclose(made.subsample(1.0).delta(eps), made.delta(eps), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(single.subsample(1.0).delta(eps), single.delta(eps), rtol=1e-12, atol=1e-14)
         twice = guarantee(Additive(law), 2 * D).delta(eps)
-        np.testing.assert_allclose(made.subsample(1.0, "replace").delta(eps), twice, rtol=1e-11, atol=1e-14)
+        np.testing.assert_allclose(single.subsample(1.0, "replace").delta(eps), twice, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.quick("gaussian-*", "laplace-add_remove")
@@ -350,10 +350,10 @@ def test_epsilon_is_where_delta_is_reached(law, adjacency):
 
 def test_a_budget_on_a_sample_is_amplified_exactly():
     """What ``schemes.poisson`` says of any (eps, delta) is attained by the exact profile."""
-    made, rate = guarantee(Additive(Gaussian(2.0)), 1.0), 0.2
+    single, rate = guarantee(Additive(Gaussian(2.0)), 1.0), 0.2
     for eps in (0.01, 0.3, 1.0):
         inner, _ = budget_on_sample(eps, 0.0, rate)
-        assert made.subsample(rate).delta(eps) == pytest.approx(rate * made.delta(inner), rel=1e-11)
+        assert single.subsample(rate).delta(eps) == pytest.approx(rate * single.delta(inner), rel=1e-11)
 
 
 # Derivatives, traced counts

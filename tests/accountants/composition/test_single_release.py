@@ -70,9 +70,9 @@ def test_the_truth_is_between_both_ends_to_the_last_digit(name):
     for index in FRAGILE[name]:
         random = np.random.default_rng([7, index, zlib.crc32(name.encode())])
         m = FAMILIES[name](random)(*somewhere(random))
-        made = accountants.guarantee(m)
+        single = accountants.guarantee(m)
         for at in [*budgets(random, m, BUDGETS).tolist(), 0.0, 40.0]:
-            low, high = made.bracket(epsilon=at)
+            low, high = single.bracket(epsilon=at)
             truth = exact_profile(m, at)
             assert low * (1 - DIGITS) <= truth <= high * (1 + DIGITS) + 5e-324, (m, at)
 

@@ -82,8 +82,8 @@ def test_laplace_with_gaussian_noise_against_quadrature():
 
 
 def three_points(steps=12, rate=None):
-    made = guarantee(dpk.piecewise(epsilon=0.8, lower=0.0, upper=1.0))
-    return (made if rate is None else made.subsample(rate)).repeat(steps)
+    single = guarantee(dpk.piecewise(epsilon=0.8, lower=0.0, upper=1.0))
+    return (single if rate is None else single.subsample(rate)).repeat(steps)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ def test_an_estimate_is_next_to_the_curve():
 
 
 def test_errors_name_the_argument():
-    made = guarantee(dpk.laplace(epsilon=1.0))
+    single = guarantee(dpk.laplace(epsilon=1.0))
     with pytest.raises(ValueError, match=r"^alpha: "):
-        made.trade_off(1.5)
+        single.trade_off(1.5)
     with pytest.raises(ValueError, match=r"^epsilon, delta, alpha, false_positive_rate: exactly one"):
-        made.bracket(alpha=0.1, delta=0.1)
+        single.bracket(alpha=0.1, delta=0.1)
 
 
 def random_guarantee(rng):

@@ -27,14 +27,14 @@ PROTOTYPE = [
 
 
 def test_the_best_of_quick_families_meets_the_budget():
-    found = tune.noise(**TARGET, families=QUICK, sensitivity=3.0)
-    assert found.family == "Gaussian"
-    assert [cost.family for cost in found.costs] == ["Gaussian", "Laplace", "staircase"]
-    assert found.value == pytest.approx(9 * 178.479, rel=1e-4)
-    assert found.value == pytest.approx(found.mechanism.worst_variance)
-    assert guarantee(found.mechanism).repeat(10).delta(1.0) == found.delta <= 1e-6
-    assert eval(found.python) == found.mechanism
-    assert "staircase" in str(found)
+    tuned = tune.noise(**TARGET, families=QUICK, sensitivity=3.0)
+    assert tuned.family == "Gaussian"
+    assert [cost.family for cost in tuned.costs] == ["Gaussian", "Laplace", "staircase"]
+    assert tuned.value == pytest.approx(9 * 178.479, rel=1e-4)
+    assert tuned.value == pytest.approx(tuned.mechanism.worst_variance)
+    assert guarantee(tuned.mechanism).repeat(10).delta(1.0) == tuned.delta <= 1e-6
+    assert eval(tuned.python) == tuned.mechanism
+    assert "staircase" in str(tuned)
 
 
 def test_costs_are_those_of_calibrated_noise():
@@ -45,10 +45,10 @@ def test_costs_are_those_of_calibrated_noise():
 
 def test_objectives_may_be_large():
     """Acceptance is maximised."""
-    found = tune.noise(**TARGET, families=QUICK, objective=tune.acceptance(theta=3.0))
-    accepted = [cost.value for cost in found.costs]
+    tuned = tune.noise(**TARGET, families=QUICK, objective=tune.acceptance(theta=3.0))
+    accepted = [cost.value for cost in tuned.costs]
     assert accepted == sorted(accepted, reverse=True)
-    assert found.value == pytest.approx(accepted[0], rel=1e-4)
+    assert tuned.value == pytest.approx(accepted[0], rel=1e-4)
 
 
 def test_wrong_budgets_and_families_are_refused():
@@ -62,9 +62,9 @@ def test_wrong_budgets_and_families_are_refused():
 def test_a_family_that_narrows_with_its_width_is_found_out():
     """A budget that is tied in the wrong direction has no member, and is no answer."""
     turned = replace(BY_NAME["Gaussian"], name="turned", member=lambda width: dpk.Gaussian(1 / width))
-    found = tune.noise(**TARGET, families=[turned, BY_NAME["Gaussian"]])
-    assert found.family == "Gaussian"
-    assert found.costs[1].noise is None
+    tuned = tune.noise(**TARGET, families=[turned, BY_NAME["Gaussian"]])
+    assert tuned.family == "Gaussian"
+    assert tuned.costs[1].noise is None
     with pytest.raises(ValueError, match="no family meets them"):
         tune.noise(**TARGET, families=[turned])
 
@@ -73,23 +73,23 @@ def test_a_family_that_narrows_with_its_width_is_found_out():
 @pytest.mark.parametrize(("budget", "family", "variance"), PROTOTYPE, ids=lambda value: str(value))
 def test_no_cell_is_worse_than_the_prototype(budget, family, variance):
     epsilon, delta, count = budget
-    found = tune.noise(epsilon=epsilon, delta=delta, count=count)
-    assert found.family == family
-    assert found.value <= 1.0005 * variance
-    assert found.delta <= delta
-    low, high = guarantee(found.mechanism).repeat(count).bracket(epsilon=epsilon)
-    assert low <= high == found.delta
+    tuned = tune.noise(epsilon=epsilon, delta=delta, count=count)
+    assert tuned.family == family
+    assert tuned.value <= 1.0005 * variance
+    assert tuned.delta <= delta
+    low, high = guarantee(tuned.mechanism).repeat(count).bracket(epsilon=epsilon)
+    assert low <= high == tuned.delta
     assert high <= low * (1 + 1e-4)
 
 
 @pytest.mark.lengthy
 def test_the_shape_is_a_minimum_on_the_budget():
     """Exponents on both sides need more variance, each with its own least scale."""
-    found = tune.noise(**TARGET, families=[BY_NAME["generalised normal"]])
-    best = found.parameters["exponent"]
+    tuned = tune.noise(**TARGET, families=[BY_NAME["generalised normal"]])
+    best = tuned.parameters["exponent"]
     for exponent in (best - 0.05, best + 0.05):
         other = calibrate.composed(dpk.GeneralisedNormal(1.0, exponent), **TARGET).noise.variance
-        assert found.value < other < found.value * 1.01
+        assert tuned.value < other < tuned.value * 1.01
 
 
 def test_truncated_noise_may_spend_delta_on_infinite_losses():
@@ -97,8 +97,8 @@ def test_truncated_noise_may_spend_delta_on_infinite_losses():
     cut = replace(
         BY_NAME["Laplace"], member=lambda width: dpk.Reweighted(dpk.Laplace(width), -10 * width, 10 * width, 0)
     )
-    found = tune.noise(epsilon=0.5, delta=1e-6, count=3, families=[cut])
-    releases = guarantee(found.mechanism).repeat(3)
+    tuned = tune.noise(epsilon=0.5, delta=1e-6, count=3, families=[cut])
+    releases = guarantee(tuned.mechanism).repeat(3)
     assert 0.99e-6 < releases.infinity_mass < releases.delta(0.5) <= 1e-6
     free = tune.noise(epsilon=0.5, delta=1e-6, count=3, families=[BY_NAME["truncated Laplace"]])
     assert free.value < 72.0
@@ -107,8 +107,8 @@ def test_truncated_noise_may_spend_delta_on_infinite_losses():
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 def test_the_budget_is_that_of_samples(adjacency):
     budget = {"epsilon": 1.0, "delta": 1e-6, "count": 20}
-    found = tune.noise(**budget, rate=0.1, adjacency=adjacency, families=QUICK[:1])
-    epsilon = guarantee(found.mechanism).subsample(0.1, adjacency).repeat(20).epsilon(1e-6)
+    tuned = tune.noise(**budget, rate=0.1, adjacency=adjacency, families=QUICK[:1])
+    epsilon = guarantee(tuned.mechanism).subsample(0.1, adjacency).repeat(20).epsilon(1e-6)
     assert 0.998 < epsilon <= 1.0
 
 
@@ -127,10 +127,10 @@ def test_samples_and_replaced_records():
 
 @pytest.mark.lengthy
 def test_the_best_noise_is_released():
-    found = tune.noise(**TARGET)
-    sampler = dpk.exact_sampler(found.mechanism)
+    tuned = tune.noise(**TARGET)
+    sampler = dpk.exact_sampler(tuned.mechanism)
     assert float(sampler.certificate.worst_variance) <= 1.002 * 158.95
-    assert accountants.delta(found.mechanism, found.mechanism.epsilon) <= 1e-7
-    released = dpk.perturb(np.zeros(20_000), found.mechanism, key=dpk.key_from_bytes(bytes(range(32))))
+    assert accountants.delta(tuned.mechanism, tuned.mechanism.epsilon) <= 1e-7
+    released = dpk.perturb(np.zeros(20_000), tuned.mechanism, key=dpk.key_from_bytes(bytes(range(32))))
     # The variance of the squares of this noise is below 4 times its squared variance: 7 standard deviations.
-    assert released.var() == pytest.approx(found.value, rel=7 * math.sqrt(4 / 20_000))
+    assert released.var() == pytest.approx(tuned.value, rel=7 * math.sqrt(4 / 20_000))

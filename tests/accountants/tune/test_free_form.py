@@ -93,9 +93,9 @@ def test_a_descent_that_misses_the_budget_is_corrected(monkeypatch):
     families = [family for family in tune.NOISE_FAMILIES if family.name == "generalised normal"]
     search = partial(tune.noise, families=families)
     monkeypatch.setattr(sys.modules["accountants.tune.free_form"], "noise", search)
-    found = tune.free_form(epsilon=2.0, delta=1e-3, count=3, cells=1, turns=1, sensitivity=3.0)
-    assert guarantee(found.mechanism).repeat(3).delta(2.0) == pytest.approx(found.delta, rel=1e-9)
-    assert 0.9e-3 < found.delta <= 1e-3
+    tuned = tune.free_form(epsilon=2.0, delta=1e-3, count=3, cells=1, turns=1, sensitivity=3.0)
+    assert guarantee(tuned.mechanism).repeat(3).delta(2.0) == pytest.approx(tuned.delta, rel=1e-9)
+    assert 0.9e-3 < tuned.delta <= 1e-3
 
 
 def test_a_table_of_steps_is_staircase_noise():
@@ -135,11 +135,11 @@ def test_tables_are_saved_and_released():
 @pytest.mark.parametrize(("budget", "variance"), PROTOTYPE, ids=lambda value: str(value))
 def test_no_free_form_is_worse_than_the_prototype(budget, variance):
     epsilon, delta, count, cells = budget
-    found = tune.free_form(epsilon=epsilon, delta=delta, count=count, cells=cells, sensitivity=2.0)
-    assert found.value <= 4 * variance * 1.0005
-    assert found.gap == pytest.approx(found.named.value / found.value - 1)
-    assert guarantee(found.mechanism).repeat(count).delta(epsilon) <= delta
-    sampler = dpk.exact_sampler(found.mechanism)
+    tuned = tune.free_form(epsilon=epsilon, delta=delta, count=count, cells=cells, sensitivity=2.0)
+    assert tuned.value <= 4 * variance * 1.0005
+    assert tuned.gap == pytest.approx(tuned.named.value / tuned.value - 1)
+    assert guarantee(tuned.mechanism).repeat(count).delta(epsilon) <= delta
+    sampler = dpk.exact_sampler(tuned.mechanism)
     assert guarantee(sampler).repeat(count).delta(epsilon) <= delta * 1.001
     assert float(sampler.certificate.worst_variance) <= 4 * variance * 1.002
 

@@ -216,9 +216,9 @@ def test_known_reports_are_close_to_the_bound(monkeypatch, epsilon, count, make,
 def test_the_result_of_a_search_has_the_bound():
     families = [family for family in tune.NOISE_FAMILIES if family.name in ("Laplace", "staircase")]
     budget = {"epsilon": 1.0, "delta": 1e-6, "count": 2}
-    found = tune.noise(**budget, sensitivity=2.0, families=families)
-    assert found.lower_bound == tune.least_variance(**budget, sensitivity=2.0)
-    assert 0 < found.excess == found.value / found.lower_bound - 1 < 0.06
+    tuned = tune.noise(**budget, sensitivity=2.0, families=families)
+    assert tuned.lower_bound == tune.least_variance(**budget, sensitivity=2.0)
+    assert 0 < tuned.excess == tuned.value / tuned.lower_bound - 1 < 0.06
     sampled = tune.noise(**budget, rate=0.5, families=families[:1])
     assert math.isnan(sampled.lower_bound)
     assert math.isnan(sampled.excess)

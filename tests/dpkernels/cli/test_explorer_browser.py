@@ -116,9 +116,9 @@ def bounded(name, epsilon, lower=0.0, upper=1.0):
 @pytest.mark.parametrize("epsilon", [0.01, 0.068, 0.069, 0.733, 0.734, 3.3, 7.0, 20.0])
 def test_errors_of_one_report(show, epsilon):
     page = show(epsilon=epsilon, lower=-2, upper=5, n=400)
-    found = ranking(page)
-    assert len(found) == (10 if epsilon < 6 else 9)
-    for name, (report, mean, shown, reach) in found.items():
+    ranked = ranking(page)
+    assert len(ranked) == (10 if epsilon < 6 else 9)
+    for name, (report, mean, shown, reach) in ranked.items():
         m = bounded(name, epsilon, -2.0, 5.0)
         assert number(report) == close(math.sqrt(m.worst_variance))
         assert number(mean) == close(math.sqrt(m.worst_variance / 400))
@@ -127,7 +127,7 @@ def test_errors_of_one_report(show, epsilon):
             ends = [number(end) for end in reach.split(" to ")]
             room = 0.02 if name == "optimal" else THREE_DIGITS
             assert ends == pytest.approx(list(map(float, m.output_interval)), rel=room, abs=room)
-    errors = [number(cells[0]) for cells in found.values()]
+    errors = [number(cells[0]) for cells in ranked.values()]
     assert errors == sorted(errors)
 
 
@@ -186,11 +186,11 @@ def expected_error(m, people):
 @pytest.mark.parametrize(("epsilon", "people"), [(0.05, 2_000_000), (0.62, 150), (0.734, 40_000), (9.0, 123)])
 def test_errors_of_the_distribution(show, epsilon, people):
     state = {"know": "distribution", "epsilon": epsilon, "lower": 10, "upper": 30, "n": people}
-    found = ranking(show(**state))
-    assert len(found) == 9
-    errors = [number(cells[1]) for cells in found.values()]
+    ranked = ranking(show(**state))
+    assert len(ranked) == 9
+    errors = [number(cells[1]) for cells in ranked.values()]
     assert errors == sorted(errors)
-    for name, cells in found.items():
+    for name, cells in ranked.items():
         if name in ("piecewise-narrow", "square-wave"):
             m = made_by(show(**state, mechanism=name))
         else:
@@ -215,9 +215,9 @@ def test_a_biased_report_is_marked(show):
 
 def test_several_releases_for_the_distribution(show):
     page = show(know="distribution", epsilon=3, count=10, delta=1e-8, n=20_000)
-    found = ranking(page)
+    ranked = ranking(page)
     for name in ("piecewise-narrow", "square-wave"):
-        _, error, own, together, _ = found[name]
+        _, error, own, together, _ = ranked[name]
         m = made_by(show(know="distribution", epsilon=3, count=10, delta=1e-8, n=20_000, mechanism=name))
         assert m.epsilon == number(own)
         pair = m.unbiased if name == "square-wave" else m
@@ -228,11 +228,11 @@ def test_several_releases_for_the_distribution(show):
 
 
 def test_an_accuracy_of_the_distribution_is_reached(show):
-    found = ranking(show(know="distribution", goal="accuracy", target=1.5, n=3000))
+    ranked = ranking(show(know="distribution", goal="accuracy", target=1.5, n=3000))
     for name in ("piecewise", "hybrid", "sine-constant"):
-        m = bounded(name, number(found[name][2]), 0.0, 100.0)
+        m = bounded(name, number(ranked[name][2]), 0.0, 100.0)
         assert expected_error(m, 3000) == close(1.5)
-    assert [number(cells[2]) for cells in found.values()] == sorted(number(cells[2]) for cells in found.values())
+    assert [number(cells[2]) for cells in ranked.values()] == sorted(number(cells[2]) for cells in ranked.values())
 
 
 @pytest.mark.parametrize("name", ["duchi", "piecewise", "hybrid", "sine-constant", "triangle-constant"])
@@ -285,9 +285,9 @@ def test_several_releases_of_a_statistic(show):
 @pytest.mark.parametrize(("people", "epsilon"), [(5_000, 0.3), (1_234_567, 0.1), (70_000_000, 0.9)])
 def test_shuffled_reports(show, people, epsilon):
     page = show(n=people, shuffle="true", epsilon=epsilon, delta=1e-6, mechanism="piecewise")
-    found = ranking(page)
-    assert set(found) == {"duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle"}
-    for name, (_, _, own, together, _) in found.items():
+    ranked = ranking(page)
+    assert set(ranked) == {"duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle"}
+    for name, (_, _, own, together, _) in ranked.items():
         central = accountants.shuffled(bounded(name, number(own)), people).estimate_epsilon(1e-6)
         assert central <= epsilon
         assert number(together) == close(central)
@@ -295,11 +295,11 @@ def test_shuffled_reports(show, people, epsilon):
 
 def test_an_accuracy_is_reached(show):
     page = show(goal="accuracy", target=0.8, n=2500, mechanism="piecewise")
-    found = ranking(page)
-    for name, (_, mean, own, _) in found.items():
+    ranked = ranking(page)
+    for name, (_, mean, own, _) in ranked.items():
         assert math.sqrt(bounded(name, number(own), 0.0, 100.0).worst_variance / 2500) <= 0.8 * (1 + 1e-4)
         assert number(mean) == close(0.8)
-    assert [number(cells[2]) for cells in found.values()] == sorted(number(cells[2]) for cells in found.values())
+    assert [number(cells[2]) for cells in ranked.values()] == sorted(number(cells[2]) for cells in ranked.values())
 
 
 RUN = {

@@ -288,8 +288,8 @@ def test_certificates_of_mixtures_and_vectors_serialise():
 
 def test_certified_once_and_only_once():
     assert dpk.exact_sampler(mechanism("own", 1.0)) is dpk.exact_sampler(mechanism("own", 1.0))
-    form = exact("own", 1.0)
-    assert dpk.exact_sampler(form) is form
+    sampler = exact("own", 1.0)
+    assert dpk.exact_sampler(sampler) is sampler
 
 
 @pytest.mark.parametrize("thing", ["piecewise", None, 1.0, dpk.piecewise])

@@ -87,11 +87,11 @@ def programs_of(form):
 def test_every_word_of_every_turn_counts():
     """First the table and the rest, then the sides, then the block and the next one, in all blocks alike."""
     table = small_table()
-    form, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
+    sampler, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
     n, block = table.last, tail.block.tolist()
     kernel, draws = table.kernel()(WORDS16), tail.kernel()(WORDS16)
     assert [int((kernel == code).sum()) for code in range(-n - 1, n + 1)] == [2 * tail.rest, *table.outcomes]
-    incomplete = form.are_incomplete(WORDS16)
+    incomplete = sampler.are_incomplete(WORDS16)
     assert (kernel[incomplete] == -n - 1).all()
     assert len(incomplete) == 2 * tail.rest
     every = {
@@ -99,7 +99,7 @@ def test_every_word_of_every_turn_counts():
         "further": np.full(1 << 16, WORDS16[draws == tail.codes][0]),
         "ended": np.full(1 << 16, WORDS16[draws == 0][0]),
     }
-    programs = programs_of(form)
+    programs = programs_of(sampler)
     for program in programs:
         with jax.enable_x64(True):
             sides = np.asarray(program(np.stack([every["in tail"], WORDS16, *[every["ended"]] * 4]))).astype(int)
@@ -129,7 +129,7 @@ def test_the_variance_is_that_of_all_blocks():
 def test_noise_too_large_for_integers_is_one_report_for_all_inputs(monkeypatch):
     """A code that stops at the largest one is reported as the edge, whatever the input; other reports stop there."""
     table = small_table()
-    form, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
+    sampler, tail = form_of(dpk.laplace(epsilon=1.0), table), table.tail
     monkeypatch.setattr(noise_sampler, "EDGE", 1000)
     monkeypatch.setattr(noise_sampler, "MAX_TAIL_CODE", 1900)
     x = np.array([-900.0, 0.0, 900.0])
@@ -142,7 +142,7 @@ def test_noise_too_large_for_integers_is_one_report_for_all_inputs(monkeypatch):
         def later(turn):
             return np.full(3, 1 if turn == 1 else further if turn < turns + 2 else ended, np.uint16)
 
-        return form.complete_reports(x, in_tail, np.zeros(3, np.uint32), noise_words=later).tolist()
+        return sampler.complete_reports(x, in_tail, np.zeros(3, np.uint32), noise_words=later).tolist()
 
     start = table.last + 1
     assert reports(10) == [start + 10 * tail.codes + at for at in x.tolist()]

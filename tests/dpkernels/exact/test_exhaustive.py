@@ -191,11 +191,11 @@ def test_every_word_of_an_alias_table_counts(count):
         "second of two, compiled": jax.jit(tables_in_a_row)(WORDS16, np.int32(1)),
     }
     if count > 1:
-        form = form_of(laplace(epsilon=1.0), plain_table(weights, 0))
+        sampler = form_of(laplace(epsilon=1.0), plain_table(weights, 0))
         x, ends, rounding = np.zeros(1 << 16), order_keys(np.array([-1.0, 1.0])), np.zeros(1 << 16, np.uint32)
-        programs["release, host"] = form.reports(x, WORDS16, rounding)
+        programs["release, host"] = sampler.reports(x, WORDS16, rounding)
         with jax.enable_x64(True):
-            programs["release, compiled"] = form.compiled(jnp.zeros_like(x), ends, x, WORDS16, rounding)[0]
+            programs["release, compiled"] = sampler.compiled(jnp.zeros_like(x), ends, x, WORDS16, rounding)[0]
     for program, outcomes in programs.items():
         counts = np.bincount(np.asarray(outcomes).astype(int), minlength=count)
         assert counts.tolist() == weights.tolist(), program
@@ -221,9 +221,11 @@ def test_every_32_bit_word_counts(name, share):
 # Rounding an input between two rows.
 
 
-def rounder(form):
+def rounder(sampler):
     """The compiled rounding: (one input, words) -> rows."""
-    rows = jax.jit(lambda x, words: nearest_rows(jnp.full(words.shape, x), words, form.table.shifts, *form.table.ends))
+    rows = jax.jit(
+        lambda x, words: nearest_rows(jnp.full(words.shape, x), words, sampler.table.shifts, *sampler.table.ends)
+    )
 
     def compute(x, words):
         with jax.enable_x64(True):
@@ -232,17 +234,17 @@ def rounder(form):
     return compute
 
 
-def steps_of(form, x):
+def steps_of(sampler, x):
     """The input's place on the lattice of S 2^bits steps, as a Fraction."""
-    lower, upper = rational(form.table.lower), rational(form.table.upper)
-    return (Fraction(float(x)) - lower) / (upper - lower) * (form.table.shifts << form.fraction_bits)
+    lower, upper = rational(sampler.table.lower), rational(sampler.table.upper)
+    return (Fraction(float(x)) - lower) / (upper - lower) * (sampler.table.shifts << sampler.fraction_bits)
 
 
-def inputs(form, count):
+def inputs(sampler, count):
     """Random inputs and the ends, but none half-way between two lattice steps, where float rounding decides."""
-    lower, upper = (float(end) for end in form.mechanism.input_interval)
+    lower, upper = (float(end) for end in sampler.mechanism.input_interval)
     values = [lower, upper, *RNG.uniform(lower, upper, count).tolist()]
-    return [x for x in values if abs(steps_of(form, x) % 1 - Fraction(1, 2)) > Fraction(1, 100)]
+    return [x for x in values if abs(steps_of(sampler, x) % 1 - Fraction(1, 2)) > Fraction(1, 100)]
 
 
 @pytest.mark.parametrize(
@@ -250,12 +252,12 @@ def inputs(form, count):
 )
 def test_inputs_are_rounded_with_exact_probability(name, epsilon):
     """Over all 2^16 rounding words, exactly as many go up as the input's place says."""
-    form = exact(name, epsilon)
-    assert form.words[1].bits == form.fraction_bits == 16
-    compute = rounder(form)
-    for x in inputs(form, 20):
+    sampler = exact(name, epsilon)
+    assert sampler.words[1].bits == sampler.fraction_bits == 16
+    compute = rounder(sampler)
+    for x in inputs(sampler, 20):
         rows = compute(x, WORDS16)
-        below, up = divmod(round(steps_of(form, x)), 1 << 16)
+        below, up = divmod(round(steps_of(sampler, x)), 1 << 16)
         assert rows.max() - rows.min() <= 1
         assert np.count_nonzero(rows == below + 1) == up
         assert np.count_nonzero(rows == below) == (1 << 16) - up
@@ -277,23 +279,23 @@ def test_few_rows_are_rounded_with_more_bits(name):
 
 @pytest.mark.parametrize("name", ["piecewise", "own", "duchi", "narrow"])
 def test_the_ends_are_never_rounded(name):
-    form = exact(name, 1.0)
-    lower, upper = (float(end) for end in form.mechanism.input_interval)
-    words = RNG.integers(0, 1 << form.words[1].bits, 1 << 16, f"uint{form.words[1].bits}")
+    sampler = exact(name, 1.0)
+    lower, upper = (float(end) for end in sampler.mechanism.input_interval)
+    words = RNG.integers(0, 1 << sampler.words[1].bits, 1 << 16, f"uint{sampler.words[1].bits}")
     words[:2] = 0, np.iinfo(words.dtype).max
-    assert set(rounder(form)(lower, words).tolist()) == {0}
-    assert set(rounder(form)(upper, words).tolist()) == {form.table.shifts}
+    assert set(rounder(sampler)(lower, words).tolist()) == {0}
+    assert set(rounder(sampler)(upper, words).tolist()) == {sampler.table.shifts}
 
 
 @pytest.mark.parametrize("name", ["piecewise", "duchi"])
 def test_inputs_a_hair_outside_stay_in_the_table(name):
     """A bound that float32 rounds outwards is accepted; its row exists."""
-    form = exact(name, 1.0)
-    lower, upper = (float(end) for end in form.mechanism.input_interval)
-    words = np.array([0, np.iinfo(f"uint{form.words[1].bits}").max], f"uint{form.words[1].bits}")
+    sampler = exact(name, 1.0)
+    lower, upper = (float(end) for end in sampler.mechanism.input_interval)
+    words = np.array([0, np.iinfo(f"uint{sampler.words[1].bits}").max], f"uint{sampler.words[1].bits}")
     hair = 1e-6 * (upper - lower)
-    assert set(rounder(form)(lower - hair, words).tolist()) == {0}
-    assert set(rounder(form)(upper + hair, words).tolist()) == {form.table.shifts}
+    assert set(rounder(sampler)(lower - hair, words).tolist()) == {0}
+    assert set(rounder(sampler)(upper + hair, words).tolist()) == {sampler.table.shifts}
 
 
 # Choices that do not depend on the input.
@@ -304,22 +306,22 @@ def test_inputs_a_hair_outside_stay_in_the_table(name):
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 5.0, 20.0])
 def test_a_mixture_chooses_with_exact_probability(epsilon):
     """Words below the threshold, and no others, report by the first table."""
-    form = exact("hybrid", epsilon)
-    assert isinstance(form, ExactMixture)
-    threshold, (*shared, choice_need) = form.certificate.threshold, form.words
-    assert threshold == round(form.mechanism.weight * 2**choice_need.bits)
+    sampler = exact("hybrid", epsilon)
+    assert isinstance(sampler, ExactMixture)
+    threshold, (*shared, choice_need) = sampler.certificate.threshold, sampler.words
+    assert threshold == round(sampler.mechanism.weight * 2**choice_need.bits)
     words = [RNG.integers(0, 1 << need.bits, 1000, f"uint{need.bits}") for need in shared]
-    x = RNG.uniform(*form.mechanism.input_interval, 1000)
+    x = RNG.uniform(*sampler.mechanism.input_interval, 1000)
     with jax.enable_x64(True):
         first, second = (
             part.reports(
                 jnp.asarray(x),
                 *(jnp.asarray(word.astype(f"uint{need.bits}")) for word, need in zip(words, part.words, strict=True)),
             )
-            for part in (form.first, form.second)
+            for part in (sampler.first, sampler.second)
         )
         for choice, reports in ((0, first), (threshold - 1, first), (threshold, second), (2**32 - 1, second)):
-            mixed = form.reports(*map(jnp.asarray, (x, *words, np.full(1000, choice, np.uint32))))
+            mixed = sampler.reports(*map(jnp.asarray, (x, *words, np.full(1000, choice, np.uint32))))
             np.testing.assert_array_equal(mixed, reports)
 
 

@@ -144,11 +144,11 @@ def compiled(kernel, bits, *row):
     return sample
 
 
-def window_counts(form, table):
+def window_counts(sampler, table):
     base, window, bits = expanded(table["base"]), expanded(table["window"]), table["bits"]
     S, flat = len(base) - len(window), len(table["base"]) == len(table["window"]) == 1
     for row in sorted({0, S // 3, S}):
-        sample, weights = compiled(form.kernel, bits, row), base.copy()
+        sample, weights = compiled(sampler.kernel, bits, row), base.copy()
         weights[row : row + len(window)] += window
         if flat:
             yield divided_counts(sample, bits, base, window, row), weights
@@ -156,35 +156,35 @@ def window_counts(form, table):
             yield alias_counts(sample, bits, len(base) + len(window), 0, len(base)), weights
 
 
-def row_counts(form, table):
+def row_counts(sampler, table):
     places, rows = table["places"], table["weights"]
     reach = places[-1] - places[0] + 1
     for row in sorted({0, len(rows) // 3, len(rows) - 1}):
         weights = np.zeros(reach, object)
         weights[np.array(places) - places[0]] = rows[row]
-        sample = compiled(form.kernel, table["bits"], row)
+        sample = compiled(sampler.kernel, table["bits"], row)
         yield alias_counts(sample, table["bits"], len(places), places[0], reach), weights
 
 
-def noise_counts(form, table):
+def noise_counts(sampler, table):
     weights, first = np.array(table["weights"], object), table["first"]
-    sample = compiled(form.kernel, table["bits"])
+    sample = compiled(sampler.kernel, table["bits"])
     yield alias_counts(sample, table["bits"], len(weights), first, len(weights)), weights
 
 
-def every_count(form):
+def every_count(sampler):
     """Counts by bisection and weights from the JSON, of every table of a form."""
-    claims = json.loads(json.dumps(form.certificate.to_dict()))
-    match form:
+    claims = json.loads(json.dumps(sampler.certificate.to_dict()))
+    match sampler:
         case ExactMixture():
-            for part, inner in ((form.first, claims["first"]), (form.second, claims["second"])):
+            for part, inner in ((sampler.first, claims["first"]), (sampler.second, claims["second"])):
                 yield from window_counts(part, inner["table"])
         case ExactWindow():
-            yield from window_counts(form, claims["table"])
+            yield from window_counts(sampler, claims["table"])
         case ExactNoise():
-            yield from noise_counts(form, claims["noise"])
+            yield from noise_counts(sampler, claims["noise"])
         case _:
-            yield from row_counts(form, claims["row_table"])
+            yield from row_counts(sampler, claims["row_table"])
 
 
 @pytest.mark.lengthy
@@ -199,14 +199,14 @@ def test_a_kernel_yields_every_code_for_as_many_words_as_its_weight(case):
 
 def test_bisection_finds_a_wrong_kernel():
     """A kernel of another table than the JSON's: one unit of weight moved between two codes."""
-    form = exact("own", 1.0)
-    table = json.loads(form.certificate.to_json())["table"]
-    weights = form.table.base.copy()
+    sampler = exact("own", 1.0)
+    table = json.loads(sampler.certificate.to_json())["table"]
+    weights = sampler.table.base.copy()
     weights[3] -= np.uint64(1)
     weights[4] += np.uint64(1)
 
     class Wrong:
-        kernel = staticmethod(type(form.table)(weights, form.table.window, 32, 0.0, 1.0).kernel())
+        kernel = staticmethod(type(sampler.table)(weights, sampler.table.window, 32, 0.0, 1.0).kernel())
 
     counts, expected = next(window_counts(Wrong, table))
     assert np.flatnonzero(counts != expected).tolist() == [3, 4]

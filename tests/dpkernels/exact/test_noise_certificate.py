@@ -539,10 +539,10 @@ def test_a_form_that_claims_something_else_is_refused(claimed_name, lie):
     "left_out", ["epsilon", "delta", "sensitivity", "shift", "realised_delta", "bias", "covers", "noise"]
 )
 def test_a_form_that_leaves_a_claim_out_is_refused(left_out):
-    form = short_form()
-    del form[left_out]
+    sampler = short_form()
+    del sampler[left_out]
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form)
+        Certificate.from_dict(sampler)
 
 
 @pytest.mark.parametrize(
@@ -575,28 +575,28 @@ def test_a_form_that_leaves_a_claim_out_is_refused(left_out):
     ],
 )
 def test_a_form_with_another_table_is_refused(part, value):
-    form = short_form()
-    form["noise"][part] = value
+    sampler = short_form()
+    sampler["noise"][part] = value
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form)
+        Certificate.from_dict(sampler)
 
 
 @pytest.mark.parametrize("spoil", [float, str, bool, lambda w: -w, lambda w: w + 1, lambda w: [w], lambda w: None])
 @pytest.mark.parametrize("at", [0, 5])
 def test_a_form_with_a_weight_that_is_none_is_refused(spoil, at):
-    form = short_form()
-    form["noise"]["weights"][at] = spoil(form["noise"]["weights"][at])
+    sampler = short_form()
+    sampler["noise"]["weights"][at] = spoil(sampler["noise"]["weights"][at])
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form)
+        Certificate.from_dict(sampler)
 
 
 def test_a_weight_moved_to_another_code_is_refused():
     """The total is right, and delta no longer what the payload says."""
-    form = short_form()
-    form["noise"]["weights"][0] -= 1000
-    form["noise"]["weights"][40] += 1000
+    sampler = short_form()
+    sampler["noise"]["weights"][0] -= 1000
+    sampler["noise"]["weights"][40] += 1000
     with pytest.raises(CertificateError):
-        Certificate.from_dict(form)
+        Certificate.from_dict(sampler)
 
 
 def test_a_table_too_large_to_be_ours_is_refused():
@@ -617,8 +617,8 @@ def test_a_certificate_prints_what_it_covers():
 
 
 def test_variance_cost_is_against_the_laws_own():
-    form = exact("laplace-1")
-    assert form.variance_cost == pytest.approx(float(form.certificate.worst_variance) / 2 - 1)
+    sampler = exact("laplace-1")
+    assert sampler.variance_cost == pytest.approx(float(sampler.certificate.worst_variance) / 2 - 1)
 
 
 # What is certified.
@@ -626,9 +626,9 @@ def test_variance_cost_is_against_the_laws_own():
 
 def test_certified_once_and_only_once():
     assert dpk.exact_sampler(dpk.laplace(epsilon=1.0)) is dpk.exact_sampler(dpk.laplace(epsilon=1.0))
-    form = exact("laplace-1")
-    assert dpk.exact_sampler(form) is form
-    assert BITS == form.table.bits == form.words[0].bits == 64
+    sampler = exact("laplace-1")
+    assert dpk.exact_sampler(sampler) is sampler
+    assert BITS == sampler.table.bits == sampler.words[0].bits == 64
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,9 @@ def placed_form(D, codes=4096):
     return form_of(mechanism, noise_table(mechanism.noise, Fraction(D), bits=16, codes=codes))
 
 
-def odd_inputs(form, dtype):
+def odd_inputs(sampler, dtype):
     """Random, huge, tiny, negative, half-way between grains and cells, and the floats next to these."""
-    D, table = form.mechanism.sensitivity, form.table
+    D, table = sampler.mechanism.sensitivity, sampler.table
     grain, cell = 2.0**table.grid_log2, float(table.bin_width)
     k = RNG.integers(-(1 << 20), 1 << 20, 30)
     x = [
@@ -133,7 +133,7 @@ def odd_inputs(form, dtype):
     ]
     x = np.concatenate(x).astype(dtype)
     x = np.concatenate([x, np.nextafter(x, dtype(np.inf)), np.nextafter(x, dtype(-np.inf))])
-    return np.clip(x, *(dtype(end) for end in form.mechanism.input_interval))
+    return np.clip(x, *(dtype(end) for end in sampler.mechanism.input_interval))
 
 
 def edge_words(table, count):
@@ -150,22 +150,22 @@ def edge_words(table, count):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("D", PLACED)
 def test_positions_are_exact(D, dtype):
-    form = placed_form(D)
-    x = odd_inputs(form, dtype)
-    words = RNG.permutation(edge_words(form.table, len(x)))
-    expected = [slow_position(form.table, at, word) for at, word in zip(x, words, strict=True)]
-    assert positions(form, x, words).tolist() == expected
+    sampler = placed_form(D)
+    x = odd_inputs(sampler, dtype)
+    words = RNG.permutation(edge_words(sampler.table, len(x)))
+    expected = [slow_position(sampler.table, at, word) for at, word in zip(x, words, strict=True)]
+    assert positions(sampler, x, words).tolist() == expected
 
 
 @a_few_quickly
 @pytest.mark.parametrize("name", CLAIMS)
 def test_positions_are_exact_as_far_out_as_inputs_may_be(name):
-    form = exact(name)
-    high = form.mechanism.input_interval[1]
-    x = np.array([0.0, high, -high, np.nextafter(high, 0), high - form.mechanism.sensitivity, high / 3, -high / 7])
+    sampler = exact(name)
+    high = sampler.mechanism.input_interval[1]
+    x = np.array([0.0, high, -high, np.nextafter(high, 0), high - sampler.mechanism.sensitivity, high / 3, -high / 7])
     for word in (0, 1, 2**32 - 1):
-        expected = [slow_position(form.table, at, word) for at in x]
-        assert positions(form, x, np.full(len(x), word, np.uint32)).tolist() == expected
+        expected = [slow_position(sampler.table, at, word) for at in x]
+        assert positions(sampler, x, np.full(len(x), word, np.uint32)).tolist() == expected
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -234,9 +234,9 @@ def partner(x, D):
 @pytest.mark.parametrize("D", PLACED)
 def test_neighbours_are_at_most_shift_cells_apart(D, dtype):
     """Under the same word, at grid boundaries above all; and as far apart as that somewhere."""
-    form = placed_form(D)
-    shift, table = form.certificate.shift, form.table
-    low = odd_inputs(form, dtype)
+    sampler = placed_form(D)
+    shift, table = sampler.certificate.shift, sampler.table
+    low = odd_inputs(sampler, dtype)
     low = low[low <= low.max() / 2]
     high = np.array([partner(x, D) for x in low])
     apart = set()
@@ -246,7 +246,7 @@ def test_neighbours_are_at_most_shift_cells_apart(D, dtype):
         edge_words(table, len(low)),
         RNG.integers(0, 1 << 32, len(low)),
     ):
-        apart |= set((positions(form, high, words) - positions(form, low, words)).tolist())
+        apart |= set((positions(sampler, high, words) - positions(sampler, low, words)).tolist())
     assert 0 <= min(apart) <= max(apart) == shift
 
 
@@ -272,30 +272,30 @@ def test_the_shift_is_attained_on_coarse_grids(D, grain, grains):
 @pytest.mark.parametrize("D", [1.0, 2.0**-40, 4.0])
 def test_rounding_keeps_the_mean(D):
     """Over all r, the mean position is the input rounded to its grain, exactly."""
-    form = placed_form(D)
-    M, g = form.table.points_per_bin, Fraction(2) ** form.table.grid_log2
+    sampler = placed_form(D)
+    M, g = sampler.table.points_per_bin, Fraction(2) ** sampler.table.grid_log2
     assert (1 << 32) % M == 0
     words = (np.arange(M, dtype=np.uint64) * ((1 << 32) // M)).astype(np.uint32)
     for x in [*RNG.uniform(-5 * D, 5 * D, 8).tolist(), 0.0, D / 3, -1e7 * D]:
-        total = int(positions(form, np.full(M, x), words).sum())
-        assert Fraction(total, M) * form.table.bin_width == g * math.floor(Fraction(x) / g + Fraction(1, 2))
-        assert abs(Fraction(total, M) * form.table.bin_width - Fraction(x)) <= g / 2
+        total = int(positions(sampler, np.full(M, x), words).sum())
+        assert Fraction(total, M) * sampler.table.bin_width == g * math.floor(Fraction(x) / g + Fraction(1, 2))
+        assert abs(Fraction(total, M) * sampler.table.bin_width - Fraction(x)) <= g / 2
 
 
 @pytest.mark.parametrize("D", [0.7, 0.1, 3.0])
 def test_other_grain_counts_keep_the_mean_to_a_part_in_2_to_the_32(D):
     """Each r has floor or ceil of 2^32/M words: their edges, in integers."""
-    form = placed_form(D)
-    M = form.table.points_per_bin
+    sampler = placed_form(D)
+    M = sampler.table.points_per_bin
     first = [-(-(r << 32) // M) for r in range(M + 1)]
     shares = {b - a for a, b in itertools.pairwise(first)}
     assert shares <= {(1 << 32) // M, -(-(1 << 32) // M)}
     some = RNG.integers(1, M, 500)
     words = np.array([first[r] for r in some], np.uint32)
-    g = 2.0**form.table.grid_log2
+    g = 2.0**sampler.table.grid_log2
     x = -some * g  # Position 0 from r = some on, else -1.
-    assert set(positions(form, x, words).tolist()) == {0}
-    assert set(positions(form, x, words - np.uint32(1)).tolist()) == {-1}
+    assert set(positions(sampler, x, words).tolist()) == {0}
+    assert set(positions(sampler, x, words - np.uint32(1)).tolist()) == {-1}
 
 
 # The integers themselves.

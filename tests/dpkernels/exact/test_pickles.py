@@ -25,8 +25,8 @@ def made(name):
     return exact(name, 1.0) if name in EVERY else dpk.exact_sampler(OTHERS[name]())
 
 
-def values(form, shape):
-    low, high = (np.clip(np.asarray(end, float), -2000.0, 2000.0) for end in form.mechanism.input_interval)
+def values(sampler, shape):
+    low, high = (np.clip(np.asarray(end, float), -2000.0, 2000.0) for end in sampler.mechanism.input_interval)
     return np.random.default_rng(3).uniform(low, high, shape)
 
 

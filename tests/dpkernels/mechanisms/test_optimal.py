@@ -711,8 +711,8 @@ def test_a_sensitivity_of_its_own_is_refused():
 def test_replaced_records_are_accounted_for_any_two_inputs_only(m):
     """With a sensitivity, one record's two values may be twice as far apart."""
     for reports in (m, dpk.exact_sampler(m)):
-        one = accountants.guarantee(reports)
-        for guarantee in (one, accountants.Guarantee.from_json(one.to_json())):
+        single = accountants.guarantee(reports)
+        for guarantee in (single, accountants.Guarantee.from_json(single.to_json())):
             if m.sensitivity is None:
                 assert guarantee.subsample(0.5, adjacency="replace").neighbouring == self_composed.NEIGHBOURS["replace"]
             else:

@@ -34,15 +34,15 @@ def central_form():
     )
 
 
-def scaled(form, exponent):
+def scaled(sampler, exponent):
     """The same mechanism for data in another unit."""
-    table, s = form.table, 2.0**exponent
+    table, s = sampler.table, 2.0**exponent
     ends = {name: getattr(table, name) * s for name in ("first", "last", "lower", "upper")}
     mechanism = dataclasses.replace(
-        form.mechanism, reach=form.mechanism.reach * s, sensitivity=s, lower=-4 * s, upper=4 * s
+        sampler.mechanism, reach=sampler.mechanism.reach * s, sensitivity=s, lower=-4 * s, upper=4 * s
     )
     return dataclasses.replace(
-        form, mechanism=mechanism, certificate=RowCertificate.of(dataclasses.replace(table, **ends), EPSILON, s)
+        sampler, mechanism=mechanism, certificate=RowCertificate.of(dataclasses.replace(table, **ends), EPSILON, s)
     )
 
 
@@ -63,9 +63,9 @@ def inputs(dtype, D):
     return x[(x >= -4 * D) & (x <= 3 * D)]
 
 
-def worst_ratio(form, x, y):
+def worst_ratio(sampler, x, y):
     """The largest ratio of any report's probability between inputs x[i] and y[i], rounding included, exactly."""
-    table, bits = form.table, fraction_bits(form.table.shifts)
+    table, bits = sampler.table, fraction_bits(sampler.table.shifts)
     weights = np.concatenate([table.weights, table.weights[-1:]]).astype(object)
     with jax.enable_x64(True):
         place = jax.jit(lambda values: positions(values, table.shifts, table.first, table.last))

@@ -44,16 +44,16 @@ def perturb(x, made, **how):
 @every_kind
 def test_reports_are_made_of_the_keys_words_by_position(name, dtype):
     """Everything again in Python integers: OpenSSL's words, the input's place, the code, the report."""
-    form, x = exact(name), inputs(300, dtype)
-    noise, rounding = (np.empty(300, f"<u{need.bits // 8}") for need in form.words)
-    for need, words in zip(form.words, (noise, rounding), strict=True):
+    sampler, x = exact(name), inputs(300, dtype)
+    noise, rounding = (np.empty(300, f"<u{need.bits // 8}") for need in sampler.words)
+    for need, words in zip(sampler.words, (noise, rounding), strict=True):
         host.fill(words, SECRET, need.stream, 0)
-    code = slow_sampler(form.table)
+    code = slow_sampler(sampler.table)
     expected = [
-        float((slow_position(form.table, at, r) + code(word)) * form.table.bin_width)
+        float((slow_position(sampler.table, at, r) + code(word)) * sampler.table.bin_width)
         for at, word, r in zip(x, noise.tolist(), rounding.tolist(), strict=True)
     ]
-    reports = perturb(x, form)
+    reports = perturb(x, sampler)
     assert reports.dtype == dtype
     np.testing.assert_array_equal(reports, np.array(expected).astype(dtype))
 
@@ -71,7 +71,7 @@ def test_reports_are_exact_multiples_of_the_cell(name):
 def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
     """All 2^16 words through the whole form: the support moves with the input, and nothing else does."""
     table = small_table(name)
-    form = form_of(dpk.laplace(epsilon=1.0, sensitivity=float(table.bin_width)), table)
+    sampler = form_of(dpk.laplace(epsilon=1.0, sensitivity=float(table.bin_width)), table)
     words = np.arange(1 << 16, dtype=np.uint16)
     for x in (0.0, 0.1, -3.7, 1234.5):
         for r in (0, 12345, 2**32 - 1):
@@ -79,7 +79,7 @@ def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
             rounding = np.full(1 << 16, r, np.uint32)
             ends = order_keys(np.array([-2000.0, 2000.0], dtype))
             with jax.enable_x64(True):
-                reports, inside = map(np.asarray, form.compiled(jnp.zeros_like(at), ends, at, words, rounding))
+                reports, inside = map(np.asarray, sampler.compiled(jnp.zeros_like(at), ends, at, words, rounding))
             assert inside
             place = slow_position(table, at[0], r)
             every, counts = np.unique(reports, return_counts=True)
@@ -116,10 +116,10 @@ def test_jax_arrays_have_the_same_noise(name, x64):
 @every_kind
 def test_the_device_engine_makes_the_same_reports(name):
     """ChaCha20 and the kernel in one computation, against OpenSSL's words."""
-    form, x = exact(name), inputs(1000)
-    engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
+    sampler, x = exact(name), inputs(1000)
+    engine, bounds = DeviceRelease(sampler, SECRET, (jax.devices()[0],)), Bounds.of(sampler.mechanism, clip=False)
     for start in (0, 1, 15, 31, 320, 347):  # Words of 32 and of 64 bits have other blocks before most of these.
-        np.testing.assert_array_equal(in_chunks(engine, bounds, x[start:], start=start), perturb(x, form)[start:])
+        np.testing.assert_array_equal(in_chunks(engine, bounds, x[start:], start=start), perturb(x, sampler)[start:])
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int64", "float16"])
@@ -164,33 +164,33 @@ def test_simulations_have_the_mechanisms_law():
 @pytest.mark.parametrize(("chunk", "workers"), [(1000, 1), (77, 3), (4096, 9)])
 @every_kind
 def test_noise_does_not_depend_on_chunks_or_workers(monkeypatch, name, chunk, workers):
-    form, x = exact(name), inputs(9001)
-    whole = perturb(x, form)
+    sampler, x = exact(name), inputs(9001)
+    whole = perturb(x, sampler)
     monkeypatch.setattr(release, "CHUNK", chunk)
     monkeypatch.setattr(release, "_WORKERS", workers)
-    np.testing.assert_array_equal(perturb(x, form), whole)
+    np.testing.assert_array_equal(perturb(x, sampler), whole)
 
 
 @pytest.mark.parametrize("start", [1, 8, 31, 32, 1001, 8191])
 def test_a_piece_from_any_start_is_a_slice_of_the_whole(start):
-    form, x = exact("laplace-1-odd"), inputs(9000)
-    engine, bounds = HostRelease(form, SECRET), Bounds.of(form.mechanism, clip=False)
+    sampler, x = exact("laplace-1-odd"), inputs(9000)
+    engine, bounds = HostRelease(sampler, SECRET), Bounds.of(sampler.mechanism, clip=False)
     piece = in_chunks(engine, bounds, x[start : start + 700], start=start)
-    np.testing.assert_array_equal(piece, perturb(x, form)[start : start + 700])
+    np.testing.assert_array_equal(piece, perturb(x, sampler)[start : start + 700])
 
 
 def test_positions_past_32_bits_have_noise_of_their_own():
-    form, x = exact("laplace-1"), np.zeros(64)
-    engine, bounds = HostRelease(form, SECRET), Bounds.of(form.mechanism, clip=False)
+    sampler, x = exact("laplace-1"), np.zeros(64)
+    engine, bounds = HostRelease(sampler, SECRET), Bounds.of(sampler.mechanism, clip=False)
     pieces = [in_chunks(engine, bounds, x, start=start) for start in (0, 2**31, 2**32, 2**35, 2**40)]
     assert len({piece.tobytes() for piece in pieces}) == len(pieces)
 
 
 def test_a_rows_report_does_not_depend_on_other_rows():
-    form, x = exact("gaussian-1"), inputs(3000)
+    sampler, x = exact("gaussian-1"), inputs(3000)
     changed = x.copy()
     changed[::2] += 5
-    np.testing.assert_array_equal(perturb(x, form)[1::2], perturb(changed, form)[1::2])
+    np.testing.assert_array_equal(perturb(x, sampler)[1::2], perturb(changed, sampler)[1::2])
 
 
 # The law of what is reported.
@@ -198,12 +198,12 @@ def test_a_rows_report_does_not_depend_on_other_rows():
 SAMPLES = 1 << 20
 
 
-def codes_reported(form, x=0.0):
+def codes_reported(sampler, x=0.0):
     """Counts by code, of reports of an input on the lattice, whose place is certain."""
-    reports = perturb(np.full(SAMPLES, x), form) / float(form.table.bin_width)
-    place = x / float(form.table.bin_width)
+    reports = perturb(np.full(SAMPLES, x), sampler) / float(sampler.table.bin_width)
+    place = x / float(sampler.table.bin_width)
     assert place == round(place)
-    return np.bincount((reports - place).astype(int) - form.table.first, minlength=form.table.codes)
+    return np.bincount((reports - place).astype(int) - sampler.table.first, minlength=sampler.table.codes)
 
 
 def goodness(counts, weights):
@@ -219,29 +219,29 @@ def goodness(counts, weights):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["laplace-1", "gaussian-1", "staircase-0.5", "truncated-discrete-laplace"])
 def test_reports_have_the_tables_weights(name):
-    form = exact(name)
-    x = float(37 * form.table.bin_width)
-    counts = codes_reported(form, x)
-    assert goodness(counts, form.table.outcomes) > ALARM
-    middle, far = -form.table.first, np.abs(np.arange(form.table.codes) + form.table.first)
+    sampler = exact(name)
+    x = float(37 * sampler.table.bin_width)
+    counts = codes_reported(sampler, x)
+    assert goodness(counts, sampler.table.outcomes) > ALARM
+    middle, far = -sampler.table.first, np.abs(np.arange(sampler.table.codes) + sampler.table.first)
     for factor in (1.05, 1 / 1.05):
-        near = np.clip(np.rint(middle + (np.arange(form.table.codes) - middle) * factor), 0, form.table.codes - 1)
+        near = np.clip(np.rint(middle + (np.arange(sampler.table.codes) - middle) * factor), 0, sampler.table.codes - 1)
         if name == "truncated-discrete-laplace":
-            wrong = np.exp(-far * float(form.table.bin_width) * factor / form.mechanism.noise.scale)
+            wrong = np.exp(-far * float(sampler.table.bin_width) * factor / sampler.mechanism.noise.scale)
         else:
-            wrong = np.array(form.table.outcomes, float)[near.astype(int)]
+            wrong = np.array(sampler.table.outcomes, float)[near.astype(int)]
         assert goodness(counts, wrong) < ALARM
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_means_and_variances(name):
     """Of an input between two cells; within 6 standard errors."""
-    form = exact(name)
-    x = 12.3 * float(form.table.bin_width)
-    error = perturb(np.full(SAMPLES, x), form) - x
-    variance = float(form.table.variance)
+    sampler = exact(name)
+    x = 12.3 * float(sampler.table.bin_width)
+    error = perturb(np.full(SAMPLES, x), sampler) - x
+    variance = float(sampler.table.variance)
     assert abs(error.mean()) < 6 * np.sqrt(variance / SAMPLES)
-    assert np.mean(error**2) < float(form.certificate.worst_variance) * (1 + 0.02)
+    assert np.mean(error**2) < float(sampler.certificate.worst_variance) * (1 + 0.02)
     assert np.mean(error**2) > variance * (1 - 0.02)
 
 
@@ -330,11 +330,11 @@ def test_what_is_too_far_out_is_refused_or_clipped(kind):
 @pytest.mark.parametrize("name", [*KINDS, "discrete-laplace-wide", "truncated-laplace-1e-6-huge", "laplace-5-tiny"])
 def test_far_reports_are_near_their_inputs(name):
     """To the ends of the input interval: no integer overflows on the way."""
-    form = exact(name)
-    low, high = form.mechanism.input_interval
-    x = np.concatenate([np.linspace(low, high, 999), np.geomspace(form.mechanism.sensitivity, high, 500)])
-    error = np.abs(perturb(x, form) - x)
-    reach = float(max(-form.certificate.lowest, form.certificate.highest) + form.table.bin_width)
+    sampler = exact(name)
+    low, high = sampler.mechanism.input_interval
+    x = np.concatenate([np.linspace(low, high, 999), np.geomspace(sampler.mechanism.sensitivity, high, 500)])
+    error = np.abs(perturb(x, sampler) - x)
+    reach = float(max(-sampler.certificate.lowest, sampler.certificate.highest) + sampler.table.bin_width)
     assert np.all(error <= reach + 2 * np.spacing(np.abs(x)))
 
 

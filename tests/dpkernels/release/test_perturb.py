@@ -47,31 +47,31 @@ def perturb(x, made, **how):
 @pytest.mark.parametrize("name", EVERY)
 def test_reports_are_codes_of_the_table(name):
     """Every report is the value of a code, so it is on the lattice and in the certified range."""
-    form = exact(name, 1.0)
-    reports = perturb(inputs(form.mechanism, 20_000), form)
-    codes = np.concatenate([[float(table.value(j)) for j in range(table.codes)] for table in tables(form)])
+    sampler = exact(name, 1.0)
+    reports = perturb(inputs(sampler.mechanism, 20_000), sampler)
+    codes = np.concatenate([[float(table.value(j)) for j in range(table.codes)] for table in tables(sampler)])
     codes.sort()
-    step = min(float(table.step) for table in tables(form))
+    step = min(float(table.step) for table in tables(sampler))
     at = np.clip(np.searchsorted(codes, reports), 1, len(codes) - 1)
     off = np.minimum(abs(codes[at] - reports), abs(codes[at - 1] - reports))
     assert off.max() <= 1e-9 * step + 4 * np.spacing(abs(reports).max())
-    assert form.certificate.lowest <= rational(reports.min()) + Fraction(1, 10**9)
-    assert rational(reports.max()) <= form.certificate.highest + Fraction(1, 10**9)
+    assert sampler.certificate.lowest <= rational(reports.min()) + Fraction(1, 10**9)
+    assert rational(reports.max()) <= sampler.certificate.highest + Fraction(1, 10**9)
 
 
 @pytest.mark.parametrize("name", ["piecewise", "own", "duchi"])
 def test_reports_are_made_of_the_keys_words_by_position(name):
     """Everything again in Python integers: OpenSSL's words, the rounded row, the code, its value."""
-    form = exact(name, 1.0)
-    table, bits = form.table, form.fraction_bits
-    x = inputs(form.mechanism, 500)
-    noise, rounding = (np.empty(500, f"<u{need.bits // 8}") for need in form.words)
-    for need, words in zip(form.words, (noise, rounding), strict=True):
+    sampler = exact(name, 1.0)
+    table, bits = sampler.table, sampler.fraction_bits
+    x = inputs(sampler.mechanism, 500)
+    noise, rounding = (np.empty(500, f"<u{need.bits // 8}") for need in sampler.words)
+    for need, words in zip(sampler.words, (noise, rounding), strict=True):
         host.fill(words, SECRET, need.stream, 0)
     steps = (x - table.lower) / (table.upper - table.lower) * (table.shifts << bits)
     code = slow_sampler(table)
     for report, at, word, extra in zip(
-        perturb(x, form).tolist(), steps.tolist(), noise.tolist(), rounding.tolist(), strict=True
+        perturb(x, sampler).tolist(), steps.tolist(), noise.tolist(), rounding.tolist(), strict=True
     ):
         row = (round(at) + extra % (1 << bits)) >> bits
         assert report == pytest.approx(float(table.value(code(word, row))), rel=1e-12)
@@ -125,18 +125,18 @@ def test_noise_does_not_depend_on_chunks_or_workers(monkeypatch, name, chunk, wo
 @pytest.mark.parametrize("name", [*KINDS, "own"])
 @pytest.mark.parametrize("start", [1, 16, 31, 32, 1001, 8191])
 def test_a_piece_from_any_start_is_a_slice_of_the_whole(name, start):
-    form = exact(name, 8.0 if name == "own" else 1.0)
-    x = inputs(form.mechanism, 9000)
-    engine, bounds = HostRelease(form, SECRET), Bounds.of(form.mechanism, clip=False)
+    sampler = exact(name, 8.0 if name == "own" else 1.0)
+    x = inputs(sampler.mechanism, 9000)
+    engine, bounds = HostRelease(sampler, SECRET), Bounds.of(sampler.mechanism, clip=False)
     piece = in_chunks(engine, bounds, x[start : start + 700], start=start)
-    np.testing.assert_array_equal(piece, perturb(x, form)[start : start + 700])
+    np.testing.assert_array_equal(piece, perturb(x, sampler)[start : start + 700])
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_positions_past_32_bits_have_noise_of_their_own(name):
-    form = exact(name, 1.0)
-    x = np.full(64, form.mechanism.middle)
-    engine, bounds = HostRelease(form, SECRET), Bounds.of(form.mechanism, clip=False)
+    sampler = exact(name, 1.0)
+    x = np.full(64, sampler.mechanism.middle)
+    engine, bounds = HostRelease(sampler, SECRET), Bounds.of(sampler.mechanism, clip=False)
     pieces = [in_chunks(engine, bounds, x, start=start) for start in (0, 2**32, 2**35, 2**40)]
     assert len({piece.tobytes() for piece in pieces}) == len(pieces)
 
@@ -145,13 +145,13 @@ def test_positions_past_32_bits_have_noise_of_their_own(name):
 @pytest.mark.parametrize(("name", "dtype"), [("piecewise", "float32"), ("hybrid", "float64"), ("own", "float64")])
 def test_the_device_engine_makes_the_same_reports(name, dtype):
     """ChaCha20 and the kernel in one computation, against OpenSSL's words."""
-    form = exact(name, 8.0 if name == "own" else 1.0)
-    x = inputs(form.mechanism, 1000).astype(dtype)
-    x = np.clip(x, *(np.dtype(dtype).type(end) for end in form.mechanism.input_interval))
-    engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
+    sampler = exact(name, 8.0 if name == "own" else 1.0)
+    x = inputs(sampler.mechanism, 1000).astype(dtype)
+    x = np.clip(x, *(np.dtype(dtype).type(end) for end in sampler.mechanism.input_interval))
+    engine, bounds = DeviceRelease(sampler, SECRET, (jax.devices()[0],)), Bounds.of(sampler.mechanism, clip=False)
     for start in (0, 320):
         piece = in_chunks(engine, bounds, x[start:], start=start)
-        np.testing.assert_array_equal(piece, perturb(x, form)[start:], strict=True)
+        np.testing.assert_array_equal(piece, perturb(x, sampler)[start:], strict=True)
 
 
 def test_a_report_that_is_missing_is_an_error():
@@ -163,13 +163,13 @@ def test_a_report_that_is_missing_is_an_error():
 
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
 def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count):
-    form, events = exact("piecewise", 1.0), []
-    x, sent = inputs(form.mechanism, count), DeviceRelease.on_device
+    sampler, events = exact("piecewise", 1.0), []
+    x, sent = inputs(sampler.mechanism, count), DeviceRelease.on_device
     monkeypatch.setattr(release, "_DEVICE_CHUNK", 256)
     monkeypatch.setattr(DeviceRelease, "on_device", lambda self, x, at: events.append(at) or sent(self, x, at))
-    engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
+    engine, bounds = DeviceRelease(sampler, SECRET, (jax.devices()[0],)), Bounds.of(sampler.mechanism, clip=False)
     reports = in_chunks(engine, bounds, x, advance=lambda done: events.append("back"))
-    np.testing.assert_array_equal(reports, perturb(x, form))
+    np.testing.assert_array_equal(reports, perturb(x, sampler))
     assert events == ([0, 256, "back", 512, "back", 768, "back", "back"] if count == 1000 else events)
     assert events.count("back") == -(-count // 256)
 
@@ -177,14 +177,14 @@ def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count
 @pytest.mark.parametrize("start", [1, 31, 1001])
 def test_the_device_engine_refuses_a_start_inside_a_block_or_serves_it(start):
     """Anything else would use the words of earlier rows again: noise shared by two rows."""
-    form = exact("piecewise", 1.0)
-    x = inputs(form.mechanism, 2000)
-    engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
+    sampler = exact("piecewise", 1.0)
+    x = inputs(sampler.mechanism, 2000)
+    engine, bounds = DeviceRelease(sampler, SECRET, (jax.devices()[0],)), Bounds.of(sampler.mechanism, clip=False)
     try:
         piece = in_chunks(engine, bounds, x[start:], start=start)
     except ValueError:
         return
-    np.testing.assert_array_equal(piece, perturb(x, form)[start:])
+    np.testing.assert_array_equal(piece, perturb(x, sampler)[start:])
 
 
 @pytest.mark.parametrize("name", KINDS)

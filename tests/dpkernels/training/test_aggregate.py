@@ -892,13 +892,13 @@ def test_a_run_with_slack_solves_its_equation(slack, neighbours):
 
 @pytest.mark.thorough
 def test_noise_and_schedule_for_a_budget():
-    made = noise_multiplier_for(TrainingRun(1.0, 0.02, 200), epsilon=1.0, delta=1e-5)
-    assert made.bracket(delta=1e-5)[1] <= 1.0
-    less = dataclasses.replace(made, noise_multiplier=made.noise_multiplier * 0.999)
+    multiplier = noise_multiplier_for(TrainingRun(1.0, 0.02, 200), epsilon=1.0, delta=1e-5)
+    assert multiplier.bracket(delta=1e-5)[1] <= 1.0
+    less = dataclasses.replace(multiplier, noise_multiplier=multiplier.noise_multiplier * 0.999)
     assert less.bracket(delta=1e-5)[1] > 1.0
     best = best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(0.02, 0.1), steps=(200, 50))
     assert best.bracket(delta=1e-5)[1] <= 1.0
-    ours, other = (run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)) for run in (best, made))
+    ours, other = (run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)) for run in (best, multiplier))
     assert ours <= other
     with pytest.raises(ValueError, match="at least one value"):
         best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(), steps=(1,))

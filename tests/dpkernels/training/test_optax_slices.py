@@ -57,8 +57,8 @@ def test_the_slack_of_a_budget_has_the_distance_of_the_table(monkeypatch):
     """Of a table at a distance that can be seen; the search for the multiplier is left out."""
     monkeypatch.setattr(PrivateNoise, "certified", lambda *_: SimpleNamespace(total_variation=1e-5))
     monkeypatch.setattr(run, "calibrated_run", lambda run, epsilon, delta: run)
-    found = noise_multiplier_for(TrainingRun(1.5, 1.0, 1, slack=1e-6), epsilon=2.0, delta=1e-3, dimensions=SIZE)
-    assert 1.1e-5 <= found.slack <= 1.2e-5
+    multiplier = noise_multiplier_for(TrainingRun(1.5, 1.0, 1, slack=1e-6), epsilon=2.0, delta=1e-3, dimensions=SIZE)
+    assert 1.1e-5 <= multiplier.slack <= 1.2e-5
 
 
 @pytest.mark.lengthy

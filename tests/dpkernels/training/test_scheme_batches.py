@@ -64,10 +64,10 @@ def test_rows_stand_at_random_places():
         assert (mask.sum(1) == 2).all()
         places = np.stack([np.argmax(mask & (indices == row), axis=1) for row in (1, 2)])
         assert (indices[np.arange(6000), places] == np.array([[1], [2]])).all()
-        found = np.bincount(4 * places[0] + places[1], minlength=16)
+        counts = np.bincount(4 * places[0] + places[1], minlength=16)
         pairs = np.array([4 * one + other for one in range(4) for other in range(4) if one != other])
-        assert found[pairs].sum() == 6000
-        assert ((found[pairs] - 500) ** 2 / 500).sum() < chi2.isf(1e-7, 11)
+        assert counts[pairs].sum() == 6000
+        assert ((counts[pairs] - 500) ** 2 / 500).sum() < chi2.isf(1e-7, 11)
 
 
 def test_rows_of_a_poisson_batch_are_not_in_the_order_of_the_data():
@@ -116,9 +116,9 @@ def test_the_overflow_of_an_allocation_has_the_words_of_32_bits(steps):
 def test_assignments_are_uniform():
     """A false alarm has a probability of 1e-7."""
     steps, count = 13, 130_000
-    found = np.bincount(np.asarray(random_assignment(KEY, count, steps)), minlength=steps)
-    statistic = ((found - count / steps) ** 2 / (count / steps)).sum()
-    assert len(found) == steps
+    counts = np.bincount(np.asarray(random_assignment(KEY, count, steps)), minlength=steps)
+    statistic = ((counts - count / steps) ** 2 / (count / steps)).sum()
+    assert len(counts) == steps
     assert statistic < chi2.isf(1e-7, steps - 1)
 
 

@@ -47,9 +47,9 @@ def test_the_best_order_may_be_beyond_those_that_are_tried_first():
 
 
 def test_both_bounds_are_one():
-    made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
+    composed = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
     for delta in (1e-3, 1e-30, 1e-200):
-        assert delta_of_orders(made, epsilon_of_orders(made, delta)) == pytest.approx(delta, rel=1e-2)
+        assert delta_of_orders(composed, epsilon_of_orders(composed, delta)) == pytest.approx(delta, rel=1e-2)
 
 
 def test_orders_are_all_valid(monkeypatch):
@@ -118,14 +118,16 @@ def test_moments_of_sampled_gaussians_against_quadrature(order):
 def test_moments_of_tables_against_fractions():
     """The sum over outcomes of p^a q^(1 - a), in both directions."""
     p, q = [0.5, 0.25, 0.125, 0.125], [0.25, 0.5, 0.1875, 0.0625]
-    made = guarantee(discrete_pair(p, q)).repeat(3)
+    composed = guarantee(discrete_pair(p, q)).repeat(3)
     for order in (2, 7):
         moments = [
             sum(Fraction(x) ** order * Fraction(y) ** (1 - order) for x, y in zip(a, b, strict=True))
             for a, b in ((p, q), (q, p))
         ]
         truth = 3 * math.log(max(moments)) / (order - 1)
-        assert truth <= by_renyi._divergence_above(as_float64(made), order - 1.0) * (1 + 1e-15) <= truth * (1 + 1e-6)
+        assert (
+            truth <= by_renyi._divergence_above(as_float64(composed), order - 1.0) * (1 + 1e-15) <= truth * (1 + 1e-6)
+        )
 
 
 def test_mass_that_is_left_out_has_the_largest_loss(monkeypatch):
@@ -160,16 +162,16 @@ def test_the_tail_beyond_the_grid_is_bounded_and_counts(monkeypatch, log_of_tail
 
 
 def test_losses_without_a_bound_have_no_divergence_from_above():
-    made = guarantee(dpk.Additive(dpk.GeneralisedNormal(2.0, 1.5)), 1.0).repeat(10)
-    assert math.isfinite(made.renyi(3.0))
-    assert by_renyi._divergence_above(as_float64(made), 2.0) == math.inf
-    assert epsilon_of_orders(made, 1e-6) == math.inf
-    assert delta_of_orders(made, 20.0) == 1.0
+    composed = guarantee(dpk.Additive(dpk.GeneralisedNormal(2.0, 1.5)), 1.0).repeat(10)
+    assert math.isfinite(composed.renyi(3.0))
+    assert by_renyi._divergence_above(as_float64(composed), 2.0) == math.inf
+    assert epsilon_of_orders(composed, 1e-6) == math.inf
+    assert delta_of_orders(composed, 20.0) == 1.0
 
 
 def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):
-    made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
-    bounds = GridOrRenyi(GridBracket(made))
+    composed = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
+    bounds = GridOrRenyi(GridBracket(composed))
     exact, exact_delta, point = bounds.epsilon(1e-6)[1], bounds.delta(6.0)[1], bounds.errors(0.1, 15.0)
     for name in ("delta", "epsilon", "errors"):
         monkeypatch.setattr(GridBracket, name, refuse)
@@ -183,28 +185,28 @@ def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):
 @pytest.mark.lengthy
 def test_the_least_delta_that_is_a_float_has_a_finite_epsilon():
     """Next to it delta is rounded to few values, and a search on the grid found none that is small enough."""
-    made = guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.01).repeat(1000)
-    low, high = made.bracket(delta=5e-324)
+    composed = guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.01).repeat(1000)
+    low, high = composed.bracket(delta=5e-324)
     assert 86.9 < high < 100.0  # At delta 1e-305 it is 86.92.
-    assert low <= made.bracket(delta=1e-300)[1] <= high
+    assert low <= composed.bracket(delta=1e-300)[1] <= high
 
 
 def test_wide_ends_are_replaced(monkeypatch):
-    made = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
+    composed = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
     monkeypatch.setattr(GridBracket, "epsilon", lambda *_: (1.0, 15.0))
     monkeypatch.setattr(GridBracket, "delta", lambda *_: (1e-12, 0.9))
-    bounds = GridOrRenyi(GridBracket(made))
-    assert bounds.epsilon(1e-6) == (1.0, epsilon_of_orders(made, 1e-6))
-    assert bounds.delta(6.0) == (1e-12, delta_of_orders(made, 6.0))
+    bounds = GridOrRenyi(GridBracket(composed))
+    assert bounds.epsilon(1e-6) == (1.0, epsilon_of_orders(composed, 1e-6))
+    assert bounds.delta(6.0) == (1e-12, delta_of_orders(composed, 6.0))
 
 
 def test_an_infinite_loss_has_no_bound_of_orders(monkeypatch):
-    made = guarantee(discrete_pair([0.5, 0.499, 0.001], [0.4, 0.6, 0.0])).repeat(1000)
+    composed = guarantee(discrete_pair([0.5, 0.499, 0.001], [0.4, 0.6, 0.0])).repeat(1000)
     monkeypatch.setattr(GridBracket, "epsilon", refuse)
     monkeypatch.setattr(GridBracket, "delta", refuse)
     with pytest.raises(NoGridError, match="too many points"):
-        GridOrRenyi(GridBracket(made)).epsilon(1e-6)
-    assert GridOrRenyi(GridBracket(made)).delta(1.0) == (0.0, 1.0)
+        GridOrRenyi(GridBracket(composed)).epsilon(1e-6)
+    assert GridOrRenyi(GridBracket(composed)).delta(1.0) == (0.0, 1.0)
 
 
 @pytest.mark.lengthy

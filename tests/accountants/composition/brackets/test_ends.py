@@ -44,13 +44,13 @@ def test_categories_at_large_budgets(make, epsilon):
 
 def check_odds(mechanism, epsilon, choices, share):
     """Reports support the true category with the odds e^eps times those of all choices."""
-    made = guarantee(mechanism)
+    single = guarantee(mechanism)
     with mp.workdps(DIGITS):
         at, (supported, others) = 0.9 * epsilon, choices
         p = supported * mp.exp(epsilon) / (supported * mp.exp(epsilon) + others)
         truth = share * p * -mp.expm1(at - mp.mpf(epsilon))
-        assert made.delta(at) >= truth * (1 - mp.mpf(10) ** -15)
-    assert made.epsilon(1e-200) >= epsilon
+        assert single.delta(at) >= truth * (1 - mp.mpf(10) ** -15)
+    assert single.epsilon(1e-200) >= epsilon
 
 
 LAWS = {
@@ -69,10 +69,10 @@ def test_truncated_noise_much_wider_than_the_sensitivity(law, scale):
     with mp.workdps(DIGITS):
         for share in (1.7, 10.7, 20.3):
             edge = scale * share
-            made = guarantee(dpk.Additive(dpk.Reweighted(make(scale), -edge, edge, 0.0)), 1.0).repeat(3)
+            composed = guarantee(dpk.Additive(dpk.Reweighted(make(scale), -edge, edge, 0.0)), 1.0).repeat(3)
             near, far = tail((mp.mpf(edge) - 1) / scale), tail(mp.mpf(edge) / scale)
             truth = 1 - (1 - (near - far) / (1 - 2 * far)) ** 3
-            low, high = GridBracket(made).delta(500.0)
+            low, high = GridBracket(composed).delta(500.0)
             assert low <= truth <= high <= truth * 1.0001
 
 
@@ -97,13 +97,13 @@ def test_probabilities_on_a_lattice_are_computed(epsilon):
     """Beyond the largest finite loss only points near the ends count, whose probabilities are exponentials."""
     for scale in (0.7, 2.2, 5.1, 9.0):
         noise = dpk.DiscreteLaplace(float(scale))
-        made = guarantee(dpk.Additive(noise), 1.0)
+        single = guarantee(dpk.Additive(noise), 1.0)
         with mp.workdps(DIGITS):
             masses = [mp.exp(-abs(k) / mp.mpf(scale)) for k in range(-noise.reach, noise.reach + 1)]
             total, factor = mp.fsum(masses), mp.exp(mp.mpf(epsilon))
             gains = (max(a - factor * b, 0) for a, b in zip(masses, [*masses[1:], 0], strict=True))
-            assert made.delta(epsilon) >= mp.fsum(gains) / total
-            assert made.repeat(2).delta(2 * epsilon) >= (masses[0] / total) * (2 - masses[0] / total)
+            assert single.delta(epsilon) >= mp.fsum(gains) / total
+            assert single.repeat(2).delta(2 * epsilon) >= (masses[0] / total) * (2 - masses[0] / total)
 
 
 def test_upper_ends_below_the_floats_are_not_rounded_down():
@@ -159,10 +159,10 @@ def test_guarantees_that_had_no_bracket(seed):
 
 def test_a_loss_that_turns_where_its_noise_states_no_turn_has_no_bracket():
     """Its composed delta was 1e-5 below the truth."""
-    made = guarantee(dpk.Additive(Undeclared(2.0)), 1.0).repeat(3)
+    composed = guarantee(dpk.Additive(Undeclared(2.0)), 1.0).repeat(3)
     with pytest.raises(ValueError, match="turning_points"):
-        made.delta(0.1)
-    (pieces,) = made.numeric.terms[0].privacy_losses[0].pieces
+        composed.delta(0.1)
+    (pieces,) = composed.numeric.terms[0].privacy_losses[0].pieces
     every = np.arange(len(pieces.lower))
     parts = MonotonePieces(replace(pieces, intervals=None), every, pieces.lower, pieces.upper)
     with pytest.raises(UnknownSteepnessError):  # Where its density has to be integrated.

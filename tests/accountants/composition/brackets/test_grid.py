@@ -64,9 +64,9 @@ def test_bracket_holds_the_precise_value_and_is_narrow(name, delta):
 @pytest.mark.slow
 @pytest.mark.parametrize("delta", DELTAS)
 def test_bracket_of_the_reference_sampled_gaussian(delta):
-    made = guarantee(Additive(Gaussian(1.0)), 1.0).subsample(0.01).repeat(1000)
-    low, high = GridBracket(made).epsilon(delta)
-    assert low <= made.estimate_epsilon(delta) <= high
+    composed = guarantee(Additive(Gaussian(1.0)), 1.0).subsample(0.01).repeat(1000)
+    low, high = GridBracket(composed).epsilon(delta)
+    assert low <= composed.estimate_epsilon(delta) <= high
     assert high - low < 1e-4 * high
 
 
@@ -74,18 +74,18 @@ def test_bracket_of_the_reference_sampled_gaussian(delta):
 def test_the_third_of_three_losses_is_on_the_grid_too(loss):
     """No loss may lie half-way between the two heaviest: a bound of the first grid was 3.5e-4 too high."""
     uniform = dpk.composite("uniform", epsilon=loss, width=0.735, **UNIT)
-    made = guarantee(uniform).repeat(9)
-    assert GridBracket(made).upper_epsilon(3.1e-4) == pytest.approx(made.estimate_epsilon(3.1e-4), rel=1e-8)
+    composed = guarantee(uniform).repeat(9)
+    assert GridBracket(composed).upper_epsilon(3.1e-4) == pytest.approx(composed.estimate_epsilon(3.1e-4), rel=1e-8)
 
 
 @pytest.mark.parametrize("n", [1, 2, 100])
 def test_gaussian_far_out(n):
     """Against the closed form where it has its digits."""
-    made, mu = guarantee(Additive(Gaussian(3.0)), 1.0).repeat(n), math.sqrt(n) / 3
+    composed, mu = guarantee(Additive(Gaussian(3.0)), 1.0).repeat(n), math.sqrt(n) / 3
     for sds in (0.5, 4.0, 7.0):
         eps = mu**2 / 2 + mu * sds
         exact = ndtr(mu / 2 - eps / mu) - math.exp(eps) * ndtr(-mu / 2 - eps / mu)
-        low, high = GridBracket(made).delta(eps)
+        low, high = GridBracket(composed).delta(eps)
         assert low <= exact * (1 + 1e-9)
         assert exact * (1 - 1e-9) <= high
 
@@ -132,9 +132,9 @@ def test_all_random_mechanisms(name, seed):
 
 
 def test_asymmetric_noise_bounds_every_choice_of_signs():
-    one, n, eps = guarantee(Additive(Reweighted(Laplace(1.0), -1.5, 2.5, 0.4)), 0.7), 3, 0.8
-    _, high = one.repeat(n).bracket(epsilon=eps)
-    first, second = one.terms[0].pairs
+    single, n, eps = guarantee(Additive(Reweighted(Laplace(1.0), -1.5, 2.5, 0.4)), 0.7), 3, 0.8
+    _, high = single.repeat(n).bracket(epsilon=eps)
+    first, second = single.terms[0].pairs
     choices = [
         Guarantee(tuple(RepeatedReleases((pair,), k) for pair, k in ((first, j), (second, n - j)) if k)).bracket(
             epsilon=eps
@@ -147,12 +147,12 @@ def test_asymmetric_noise_bounds_every_choice_of_signs():
 
 def test_asymmetric_noise_is_bounded_where_two_signs_are_worst():
     """Two reports that move opposite ways reveal 1 % more here than two that move alike, whichever way."""
-    one, eps = guarantee(Additive(Reweighted(Gaussian(1.0), -1.0, 0.62, 0.74)), 0.51), 0.306
-    first, second = one.terms[0].pairs
+    single, eps = guarantee(Additive(Reweighted(Gaussian(1.0), -1.0, 0.62, 0.74)), 0.51), 0.306
+    first, second = single.terms[0].pairs
     alike = [Guarantee((RepeatedReleases((pair,), 2),)).bracket(epsilon=eps)[1] for pair in (first, second)]
     opposite = Guarantee((RepeatedReleases((first,), 1), RepeatedReleases((second,), 1))).bracket(epsilon=eps)[0]
     assert opposite > 1.01 * max(alike)
-    assert one.repeat(2).bracket(epsilon=eps)[1] >= opposite
+    assert single.repeat(2).bracket(epsilon=eps)[1] >= opposite
 
 
 # The discretisations themselves
@@ -279,8 +279,8 @@ def test_identity_shares_are_seen():
 
 
 def test_missing_infinite_mass_is_seen(monkeypatch):
-    made = guarantee(Additive(Reweighted(Gaussian(1.0), -4.0, 4.0, 0.0)), 0.1).repeat(20)
-    low, high = GridBracket(made).delta(2.0)
+    composed = guarantee(Additive(Reweighted(Gaussian(1.0), -4.0, 4.0, 0.0)), 0.1).repeat(20)
+    low, high = GridBracket(composed).delta(2.0)
     # No eps hides that a report is beyond an end of the other's: at 2 the finite losses add less than a hundredth.
     one = (ndtr(4.0) - ndtr(3.9)) / (ndtr(4.0) - ndtr(-4.0))
     certain = -math.expm1(20 * math.log1p(-one))
@@ -288,7 +288,7 @@ def test_missing_infinite_mass_is_seen(monkeypatch):
     assert certain <= high
     forget = lambda n, step, count: dataclasses.replace(upper_masses(n, step, count), infinite=0.0)  # noqa: E731
     monkeypatch.setattr(grid, "upper_masses", forget)
-    assert GridBracket(made).delta(2.0)[1] < certain
+    assert GridBracket(composed).delta(2.0)[1] < certain
 
 
 @pytest.mark.lengthy
@@ -330,10 +330,10 @@ def test_a_tilt_that_underflows_gives_a_trivial_upper_bound():
 @pytest.mark.thorough
 def test_losses_far_beyond_any_budget():
     """mu = 2000: eps is about mu^2/2; a lower end is finite there, and an upper one may be infinite."""
-    made = guarantee(Additive(Gaussian(5e-4)), 1.0)
-    low, high = GridBracket(made).delta(2e6)
+    single = guarantee(Additive(Gaussian(5e-4)), 1.0)
+    low, high = GridBracket(single).delta(2e6)
     assert low <= 0.49980053 <= high
-    low, high = GridBracket(made).epsilon(1e-5)
+    low, high = GridBracket(single).epsilon(1e-5)
     assert low <= 2008528.9 <= high
     with pytest.raises(ValueError, match="too many for a grid"):
         GridBracket(guarantee(Additive(Gaussian(1e-8)), 1.0)).epsilon(1e-6)
@@ -372,11 +372,11 @@ def test_arguments_out_of_range(wanted, kind, message):
 
 def test_what_no_randomness_hides_is_known():
     """Enough delta needs no budget; the largest loss of two points is never exceeded."""
-    made = guarantee(dpk.duchi(epsilon=0.5, **UNIT)).repeat(4)
-    assert GridBracket(made).epsilon(0.99) == (0.0, 0.0)
-    low, high = GridBracket(made).delta(2.0 * (1 + 1e-9))
+    composed = guarantee(dpk.duchi(epsilon=0.5, **UNIT)).repeat(4)
+    assert GridBracket(composed).epsilon(0.99) == (0.0, 0.0)
+    low, high = GridBracket(composed).delta(2.0 * (1 + 1e-9))
     assert 0.0 == low <= high <= 1e-6
-    low, high = GridBracket(made).epsilon(1e-7)
+    low, high = GridBracket(composed).epsilon(1e-7)
     assert high == pytest.approx(2.0, rel=1e-5)
     assert low == pytest.approx(2.0, rel=1e-5)
     exact = float(pure_delta(0.5, 4, high))

@@ -164,16 +164,16 @@ def test_losses_of_stages_are_moved_to_their_side(side):
 @pytest.mark.lengthy
 def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     """The brackets intersect; of fewer rare losses than there are, the upper bound counts the rest as lost."""
-    made = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
-    low, high = GridBracket(made).epsilon(1e-6)
+    composed = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
+    low, high = GridBracket(composed).epsilon(1e-6)
     with monkeypatch.context() as patch:
         patch.setattr(grid, "_WINDOW_MIN_POINTS", 1 << 40)
-        plain_low, plain_high = GridBracket(made).epsilon(1e-6)
+        plain_low, plain_high = GridBracket(composed).epsilon(1e-6)
     assert max(low, plain_low) <= min(high, plain_high)
     assert max(high - low, plain_high - plain_low) <= 1e-4 * high
     with monkeypatch.context() as patch:
         patch.setattr(sums, "_MAX_RARE", 3)
-        few_low, few_high = GridBracket(made).epsilon(1e-6)
+        few_low, few_high = GridBracket(composed).epsilon(1e-6)
     assert few_low <= plain_high
     assert few_high >= plain_low
 
@@ -372,10 +372,10 @@ def test_atoms_that_no_grid_holds_are_next_to_it():
 
 
 def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
-    made = guarantee(Additive(Laplace(2.0)), 1.0).subsample(0.1).repeat(30)
-    expected = GridBracket(made).epsilon(1e-6)
+    composed = guarantee(Additive(Laplace(2.0)), 1.0).subsample(0.1).repeat(30)
+    expected = GridBracket(composed).epsilon(1e-6)
     monkeypatch.setattr(grid._Estimate, "upper_bound", lambda *_: math.inf)
-    low, high = GridBracket(made).epsilon(1e-6)
+    low, high = GridBracket(composed).epsilon(1e-6)
     assert math.isfinite(high)
     assert max(low, expected[0]) <= min(high, expected[1])
 
@@ -402,9 +402,9 @@ def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
 
 def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
-    made = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
+    composed = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
     question = questions.EpsilonOfSum(1e-6)
-    (estimate, *_) = GridBracket(made)._estimates(lambda direction: direction.saddle_of_delta(1e-6))
+    (estimate, *_) = GridBracket(composed)._estimates(lambda direction: direction.saddle_of_delta(1e-6))
     step = estimate.first_step(estimate.value)
     low, high = estimate.bounds(step, 1e-6, question, (-1, 1))
     assert 0 < high - low < 1e-3 * high

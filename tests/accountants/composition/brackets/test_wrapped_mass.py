@@ -37,14 +37,14 @@ def exact(epsilon: float) -> float:
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 3.0])
 def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""
-    one = guarantee(discrete_pair(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
+    single = guarantee(discrete_pair(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
     truth = exact(epsilon)
-    low, high = grid.GridBracket(one.repeat(REPORTS)).delta(epsilon)
+    low, high = grid.GridBracket(single.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
     monkeypatch.setattr(grid, "_NOISY_WIDTH", math.inf)  # No sum of positive terms, which has no such error.
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 20.0)
-    low, high = grid.GridBracket(one.repeat(REPORTS)).delta(epsilon)
+    low, high = grid.GridBracket(single.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
 
