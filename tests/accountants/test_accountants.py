@@ -50,9 +50,9 @@ def worst_ratio(m):
     y = report_grid(m)
     for _ in range(7):
         high, low = density_extremes(m, y)
-        at = int((high / low).argmax())
-        best = (high / low)[at]
-        y = np.linspace(y[max(at - 1, 0)], y[min(at + 1, len(y) - 1)], 41)
+        index = int((high / low).argmax())
+        best = (high / low)[index]
+        y = np.linspace(y[max(index - 1, 0)], y[min(index + 1, len(y) - 1)], 41)
     return float(best)
 
 

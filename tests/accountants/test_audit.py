@@ -25,10 +25,10 @@ def laplace(scale, clip=np.inf, seed=0, grid=2.0**-20):
 
 
 def test_a_halved_scale_is_found():
-    found = audit(laplace(0.5), (0.0, 1.0))
-    assert found.contradicts(1.0)
-    assert 1.8 < found.epsilon <= 2.0
-    assert "epsilon >=" in str(found)
+    result = audit(laplace(0.5), (0.0, 1.0))
+    assert result.contradicts(1.0)
+    assert 1.8 < result.epsilon <= 2.0
+    assert "epsilon >=" in str(result)
 
 
 def test_a_wrong_clip_is_found():
@@ -39,15 +39,15 @@ def test_a_wrong_clip_is_found():
 
 def test_low_bits_of_floats_are_found():
     """NumPy's noise added to 0 has bits that noise added to 1 never has (Mironov 2012)."""
-    found = audit(laplace(1.0, grid=None), (0.0, 1.0))
-    assert found.epsilon > 5
-    assert "bit" in found.event
+    result = audit(laplace(1.0, grid=None), (0.0, 1.0))
+    assert result.epsilon > 5
+    assert "bit" in result.event
 
 
 def test_exact_releases_of_the_same_noise_are_not_refuted():
     made = dpk.laplace(epsilon=1.0, sensitivity=1.0)
-    found = audit(lambda x, count: dpk.perturb(np.full(count, x), made), (0.0, 1.0), draws=100_000)
-    assert 0.8 < found.epsilon <= 1.0
+    result = audit(lambda x, count: dpk.perturb(np.full(count, x), made), (0.0, 1.0), draws=100_000)
+    assert 0.8 < result.epsilon <= 1.0
 
 
 @pytest.mark.lengthy
@@ -62,8 +62,8 @@ def test_exact_releases_of_the_same_noise_are_not_refuted():
     ids=["piecewise", "hybrid", "staircase", "truncated"],
 )
 def test_releases_of_the_package_are_not_refuted(made, neighbours, epsilon, delta):
-    found = audit(lambda x, count: dpk.perturb(np.full(count, x), made), neighbours, delta=delta)
-    assert 0.5 * epsilon < found.epsilon <= epsilon
+    result = audit(lambda x, count: dpk.perturb(np.full(count, x), made), neighbours, delta=delta)
+    assert 0.5 * epsilon < result.epsilon <= epsilon
 
 
 @pytest.mark.slow
@@ -160,8 +160,8 @@ def test_one_run_finds_a_leak_and_nothing_in_noise():
     rng = np.random.default_rng(3)
     included = rng.random(2000) < 0.5
     leak = included + 0.1 * rng.normal(size=2000)
-    found = audit_training(leak, included, guesses=[100, 500], delta=1e-7, error_rate=0.01)
-    assert found.contradicts(3.0)
+    result = audit_training(leak, included, guesses=[100, 500], delta=1e-7, error_rate=0.01)
+    assert result.contradicts(3.0)
     assert audit_training(rng.normal(size=2000), included, guesses=[100, 500]).epsilon == 0.0
     with pytest.raises(ValueError, match=r"^guesses: "):
         audit_training(leak, included, guesses=2001)

@@ -29,34 +29,34 @@ every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m:
 @every_mechanism
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_profile_is_that_of_the_channel(mechanism, exact):
-    made = dpk.exact_sampler(mechanism) if exact else mechanism
+    sampler = dpk.exact_sampler(mechanism) if exact else mechanism
     channel = mechanism.channel()[1]
     level = float(mechanism.epsilon)
-    assert accountants.epsilon(made, 0.0) == pytest.approx(level, rel=1e-12)
+    assert accountants.epsilon(sampler, 0.0) == pytest.approx(level, rel=1e-12)
     for epsilon in (0.0, 0.3 * level, 0.9 * level):
         wanted = max(
             np.maximum(a - math.exp(epsilon) * b, 0).sum()
             for a, b in ((channel[0], channel[1]), (channel[-1], channel[0]))
         )
-        assert accountants.delta(made, epsilon) == pytest.approx(wanted, rel=1e-9)
-        assert accountants.guarantee(made).delta(epsilon) == pytest.approx(wanted, rel=1e-9)
+        assert accountants.delta(sampler, epsilon) == pytest.approx(wanted, rel=1e-9)
+        assert accountants.guarantee(sampler).delta(epsilon) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_randomised_response_has_the_pair_of_its_name():
     pair = accountants.guarantee(accountants.randomised_response(1.0, 5))
-    own = accountants.guarantee(dpk.randomised_response(1.0, 5))
-    assert own.repeat(20).epsilon(1e-6) == pytest.approx(pair.repeat(20).epsilon(1e-6), rel=1e-9)
-    sampled = own.subsample(0.1).repeat(20).bracket(delta=1e-6)
+    release = accountants.guarantee(dpk.randomised_response(1.0, 5))
+    assert release.repeat(20).epsilon(1e-6) == pytest.approx(pair.repeat(20).epsilon(1e-6), rel=1e-9)
+    sampled = release.subsample(0.1).repeat(20).bracket(delta=1e-6)
     assert sampled == pytest.approx(pair.subsample(0.1).repeat(20).bracket(delta=1e-6), rel=1e-9)
-    again = accountants.Guarantee.from_json(own.to_json())
-    assert again == own
+    restored = accountants.Guarantee.from_json(release.to_json())
+    assert restored == release
 
 
 @every_mechanism
 def test_the_blanket_is_that_of_all_rows(mechanism):
-    own, rows = worst_inputs(mechanism), worst_inputs(mechanism.channel()[1])
-    assert float(own.level) == pytest.approx(rows.level, rel=1e-12)
-    (pair,) = own.pairs
+    inputs, rows = worst_inputs(mechanism), worst_inputs(mechanism.channel()[1])
+    assert float(inputs.level) == pytest.approx(rows.level, rel=1e-12)
+    (pair,) = inputs.pairs
     blanket = pair.upper.merged
     assert blanket.gamma == pytest.approx(rows.pairs[0].upper.gamma, rel=1e-12)
     for epsilon in (0.1, 0.5):
@@ -72,13 +72,13 @@ def test_the_blanket_is_that_of_all_rows(mechanism):
 @pytest.mark.lengthy
 @every_mechanism
 def test_shuffled_reports_have_the_bracket_of_the_channel(mechanism):
-    own = accountants.shuffled(dpk.exact_sampler(mechanism), 200)
+    reports = accountants.shuffled(dpk.exact_sampler(mechanism), 200)
     rows = accountants.shuffled(mechanism.channel()[1], 200)
-    low, high = own.bracket(delta=1e-4)
+    low, high = reports.bracket(delta=1e-4)
     least, most = rows.bracket(delta=1e-4)
     assert high == pytest.approx(most, rel=1e-6)
     assert least * (1 - 1e-6) <= low <= high  # The rows of a table try fewer categories for the others.
-    assert own.epsilon(1e-4) == high <= float(mechanism.epsilon)
+    assert reports.epsilon(1e-4) == high <= float(mechanism.epsilon)
 
 
 @pytest.mark.lengthy

@@ -101,12 +101,12 @@ def exact_delta(certificates, epsilon):
         weights = [int(weight) for weight in certificate.table.outcomes]
         pairs = Counter(zip(weights + [0] * certificate.shift, [0] * certificate.shift + weights, strict=True))
         product = Counter()
-        for (p, q), ways in joint.items():
+        for (p, q), count in joint.items():
             for (a, b), number in pairs.items():
-                product[p * a, q * b] += ways * number
+                product[p * a, q * b] += count * number
         joint = product
     ratio = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
-    total = sum(ways * max(p * ratio.denominator - q * ratio.numerator, 0) for (p, q), ways in joint.items())
+    total = sum(count * max(p * ratio.denominator - q * ratio.numerator, 0) for (p, q), count in joint.items())
     return Fraction(total, ratio.denominator * math.prod(int(each.table.total) for each in certificates))
 
 

@@ -40,14 +40,14 @@ GAUSSIAN = named.gaussian(sigma=4.0, sensitivity=1.0, epsilon=1.0, delta=0.1)
 def pick_laws(counts, eps, k):
     """For every ordered choice of k: the probability of each pick given the earlier ones."""
     weights = np.exp(eps * np.array(counts, float))
-    found = {}
+    laws = {}
     for picks in itertools.permutations(range(len(counts)), k):
-        left, chain = weights.sum(), []
+        remaining, chain = weights.sum(), []
         for pick in picks:
-            chain.append(weights[pick] / left)
-            left -= weights[pick]
-        found[picks] = chain
-    return found
+            chain.append(weights[pick] / remaining)
+            remaining -= weights[pick]
+        laws[picks] = chain
+    return laws
 
 
 COUNTS = [(0, 0, 0, 0), (3, 0, 1, 2), (5, 5, 0, 1)]
@@ -58,9 +58,9 @@ COUNTS = [(0, 0, 0, 0), (3, 0, 1, 2), (5, 5, 0, 1)]
 def test_every_pick_has_bounded_range_for_all_neighbours(counts, eps):
     """Both ways round: log-ratios of the last pick, given the others, lie in an interval of length eps around 0."""
     for change in itertools.product((0, 1), repeat=4):
-        here, there = (pick_laws(np.add(counts, c), eps, 2) for c in (change, (0,) * 4))
+        laws, neighbour_laws = (pick_laws(np.add(counts, c), eps, 2) for c in (change, (0,) * 4))
         for first in range(4):
-            ratios = [math.log(here[p][1] / there[p][1]) for p in here if p[0] == first]
+            ratios = [math.log(laws[p][1] / neighbour_laws[p][1]) for p in laws if p[0] == first]
             assert max(ratios) - min(ratios) <= eps * (1 + 1e-12)
             assert min(ratios) <= 1e-12
             assert max(ratios) >= -1e-12
@@ -81,8 +81,8 @@ def test_no_set_of_outcomes_exceeds_the_guarantee(k, eps, delta):
 
 def test_changes_in_both_directions_are_not_covered():
     """The neighbours' definition is needed: with changes both ways a pick's range is 2 eps."""
-    here, there = (pick_laws(c, 0.5, 1) for c in ((1, 0), (0, 1)))
-    ratios = [math.log(here[p][0] / there[p][0]) for p in here]
+    first, second = (pick_laws(c, 0.5, 1) for c in ((1, 0), (0, 1)))
+    ratios = [math.log(first[p][0] / second[p][0]) for p in first]
     assert max(ratios) - min(ratios) == pytest.approx(1.0)
 
 
@@ -113,14 +113,14 @@ def test_likely_counts_are_feasible_and_no_feasible_ones_are_nearer():
     rng = np.random.default_rng(1)
     for _ in range(50):
         noisy = rng.normal(0, 5, 8)
-        found = most_likely(noisy)
-        assert np.all(np.diff(found) <= 0)
-        assert np.all(found >= 0)
-        others = np.sort(np.abs(rng.normal(found, rng.choice([0.01, 1, 5]), (500, 8))), axis=1)[:, ::-1]
+        likely = most_likely(noisy)
+        assert np.all(np.diff(likely) <= 0)
+        assert np.all(likely >= 0)
+        others = np.sort(np.abs(rng.normal(likely, rng.choice([0.01, 1, 5]), (500, 8))), axis=1)[:, ::-1]
         distance = ((others - noisy) ** 2).sum(1)
-        assert ((found - noisy) ** 2).sum() <= distance.min()
+        assert ((likely - noisy) ** 2).sum() <= distance.min()
         # A projection on a convex set: no farther from anything that is feasible.
-        assert np.all(((found - others) ** 2).sum(1) <= ((noisy - others) ** 2).sum(1) + 1e-9)
+        assert np.all(((likely - others) ** 2).sum(1) <= ((noisy - others) ** 2).sum(1) + 1e-9)
     np.testing.assert_array_equal(most_likely([9.0, 4.0, 4.0, 0.0]), [9, 4, 4, 0])
     np.testing.assert_array_equal(most_likely([3.0, 5.0, -2.0]), [4, 4, 0])
 
@@ -131,12 +131,12 @@ def test_likely_counts_are_feasible_and_no_feasible_ones_are_nearer():
 def test_known_domain_release(noise, options):
     counts = np.random.default_rng(3).integers(0, 50, 200)
     counts[[17, 4, 90]] = 10_000, 9_000, 8_000
-    found = known_domain_top_k(counts, 3, noise=noise, discovery_epsilon=0.1, delta=1e-6, **options)
-    assert found.items.tolist() == [17, 4, 90]
-    np.testing.assert_array_equal(found.counts, most_likely(found.noisy))
-    assert np.all(np.abs(found.noisy - counts[found.items]) < 100)
-    assert np.all(found.noisy != counts[found.items])
-    assert found.guarantee.delta == 1e-6
+    top = known_domain_top_k(counts, 3, noise=noise, discovery_epsilon=0.1, delta=1e-6, **options)
+    assert top.items.tolist() == [17, 4, 90]
+    np.testing.assert_array_equal(top.counts, most_likely(top.noisy))
+    assert np.all(np.abs(top.noisy - counts[top.items]) < 100)
+    assert np.all(top.noisy != counts[top.items])
+    assert top.guarantee.delta == 1e-6
 
 
 def test_a_key_repeats_a_release():
@@ -149,12 +149,12 @@ def test_a_key_repeats_a_release():
 
 
 def test_laplace_counts_are_charged_by_their_certified_claim():
-    found = known_domain_top_k(np.arange(9), 2, noise=LAPLACE, discovery_epsilon=0.1, delta=1e-6, **SIMULATED)
+    top = known_domain_top_k(np.arange(9), 2, noise=LAPLACE, discovery_epsilon=0.1, delta=1e-6, **SIMULATED)
     claimed = known_domain_guarantee(2, 0.1, 1e-6, scale=2.0, leak=LAPLACE.delta)
-    assert found.guarantee.epsilon == claimed.epsilon
+    assert top.guarantee.epsilon == claimed.epsilon
     wide = LAPLACE.claim(sensitivity=1.0, epsilon=0.75, delta=1e-15)
-    found = known_domain_top_k(np.arange(9), 2, noise=wide, discovery_epsilon=0.1, delta=1e-6, **SIMULATED)
-    assert found.guarantee.bounds["added"] == pytest.approx(2 * 0.85)
+    top = known_domain_top_k(np.arange(9), 2, noise=wide, discovery_epsilon=0.1, delta=1e-6, **SIMULATED)
+    assert top.guarantee.bounds["added"] == pytest.approx(2 * 0.85)
 
 
 # Unknown domain
@@ -166,8 +166,8 @@ UNKNOWN = {"sigma": 3.0, "truncation_delta": 1e-4, "l0_sensitivity": 4, "linf_se
 def test_what_one_person_brings_in_never_appears():
     counts = {f"own {i}": 1 + i % 2 for i in range(20_000)} | {"shared": 500}
     for seed in range(20):
-        found = unknown_domain_top_k(counts, **UNKNOWN, exact=False, key=dpk.simulation_key(seed))
-        assert found.items == ("shared",)
+        top = unknown_domain_top_k(counts, **UNKNOWN, exact=False, key=dpk.simulation_key(seed))
+        assert top.items == ("shared",)
     assert unknown_domain_top_k(counts, **UNKNOWN).items == ("shared",)
 
 
@@ -186,10 +186,10 @@ def test_not_even_by_the_largest_noise(monkeypatch, exact):
     monkeypatch.setattr(release, "perturb", stand_in)
     counts = {"own": 2, "more": 3, "none": 0}
     key = None if exact else dpk.simulation_key(0)
-    found = unknown_domain_top_k(counts, **UNKNOWN, exact=exact, key=key)
-    assert found.items == ("more",)
+    top = unknown_domain_top_k(counts, **UNKNOWN, exact=exact, key=key)
+    assert top.items == ("more",)
     assert largest[0] == pytest.approx(T, rel=1e-2)
-    assert 2 + largest[0] <= found.threshold == pytest.approx(2 + T, rel=1e-2)
+    assert 2 + largest[0] <= top.threshold == pytest.approx(2 + T, rel=1e-2)
 
 
 @pytest.mark.quick("exact")
@@ -206,9 +206,9 @@ def test_unknown_domain_release(options):
 
 @pytest.mark.parametrize("counts", [{}, {"a": 0}, {"a": 1, "b": 2}])
 def test_nothing_to_release(counts):
-    found = unknown_domain_top_k(counts, **UNKNOWN)
-    assert found.items == ()
-    assert found.counts.shape == (0,)
+    top = unknown_domain_top_k(counts, **UNKNOWN)
+    assert top.items == ()
+    assert top.counts.shape == (0,)
 
 
 def test_unknown_domain_guarantee_of_one_count_against_the_exact_profile():
@@ -254,8 +254,8 @@ def exact_composition(k, ratio, level):
 def test_pure_composition_is_the_formula(k, ratio):
     for level in (Fraction(1), Fraction(11, 10), Fraction(5)):
         exact = float(exact_composition(k, ratio, level))
-        found = float(pure_delta(math.log(ratio), k, math.log(level)))
-        assert found == pytest.approx(exact, rel=1e-10, abs=1e-15)
+        delta = float(pure_delta(math.log(ratio), k, math.log(level)))
+        assert delta == pytest.approx(exact, rel=1e-10, abs=1e-15)
 
 
 def test_pure_composition_reference():

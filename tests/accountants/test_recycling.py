@@ -88,11 +88,11 @@ def test_gradient_of_acceptance():
         b, theta, q, s = values
         return recycling.acceptance(recycling.recycled(Laplace(b), theta, q), theta, s)
 
-    at = np.array([1.1, 0.8, 0.55, 0.6])
-    gradient = jax.jit(jax.grad(found))(jnp.asarray(at))
+    point = np.array([1.1, 0.8, 0.55, 0.6])
+    gradient = jax.jit(jax.grad(found))(jnp.asarray(point))
     for index in range(4):
         h = np.eye(4)[index] * 1e-6
-        assert float(gradient[index]) == pytest.approx(float(found(at + h) - found(at - h)) / 2e-6, rel=1e-7)
+        assert float(gradient[index]) == pytest.approx(float(found(point + h) - found(point - h)) / 2e-6, rel=1e-7)
 
 
 # As published
@@ -103,10 +103,10 @@ def test_gradient_of_acceptance():
 def test_published_against_exact(row):
     """The derivations' table: its published numbers to all their digits, its exact ones or better."""
     D, eps, alone, published, exact = row
-    found = tables.acceptances(D, eps)
-    assert [round(value, 4) for value in found[:2]] == [alone, published]
-    assert found[1] < found[2] <= found[3] + 1e-9
-    assert exact <= found[3] < exact * 1.02
+    acceptances = tables.acceptances(D, eps)
+    assert [round(value, 4) for value in acceptances[:2]] == [alone, published]
+    assert acceptances[1] < acceptances[2] <= acceptances[3] + 1e-9
+    assert exact <= acceptances[3] < exact * 1.02
 
 
 def test_algorithm_one_is_unsound_for_a_wide_theta():
@@ -124,16 +124,16 @@ def test_algorithm_one_is_unsound_for_a_wide_theta():
 @pytest.mark.thorough
 @pytest.mark.parametrize(("D", "eps", "times"), [(1.0, 1.0, 2.0), (5.0, 3.0, 3.11), (5.0, 4.0, 4.09)])
 def test_algorithm_two_exceeds_the_target_with_laplace_kernels(D, eps, times):
-    found = published.published_budget(Laplace, theta=1.0, epsilon=eps, delta=DELTA, sensitivity=D)
-    true = float(recycling.profile(found.kernel, 1.0, found.q, D, eps))
+    choice = published.published_budget(Laplace, theta=1.0, epsilon=eps, delta=DELTA, sensitivity=D)
+    true = float(recycling.profile(choice.kernel, 1.0, choice.q, D, eps))
     assert true / DELTA == pytest.approx(times, rel=5e-3)
 
 
 def test_published_profile_without_redraws_is_the_kernels():
     eps = np.linspace(0, 3, 5)
     for kernel in (Gaussian(1.3), Laplace(0.8)):
-        found = published.published_profile(kernel, 1.0, 0.0, 1.0, eps)
-        np.testing.assert_allclose(found, additive_profile(kernel, 1.0, eps), rtol=1e-13)
+        delta = published.published_profile(kernel, 1.0, 0.0, 1.0, eps)
+        np.testing.assert_allclose(delta, additive_profile(kernel, 1.0, eps), rtol=1e-13)
 
 
 @pytest.mark.parametrize("q", [0.0, 1e-6, 0.3, 0.9, 1.0])
@@ -143,9 +143,9 @@ def test_the_printed_acceptance_rate_is_no_probability(sigma, theta, s, q):
     with mpmath.workdps(40):
         inside = mpmath.erf(theta / mpmath.sqrt(2 * (mpmath.mpf(sigma) ** 2 + mpmath.mpf(s) ** 2)))
         printed = 1 - mpmath.mpf(q) + mpmath.mpf(q) / inside
-        found = published.published_acceptance_rate(sigma, theta, q, s)
-        assert float(found) == pytest.approx(float(printed), rel=1e-14)
-        assert found >= 1
+        rate = published.published_acceptance_rate(sigma, theta, q, s)
+        assert float(rate) == pytest.approx(float(printed), rel=1e-14)
+        assert rate >= 1
         true = inside / (1 - (1 - inside) * mpmath.mpf(q))
         released = float(published.published_acceptance_rate(sigma, theta, 1 - q, s))
         assert 1 / released == pytest.approx(float(true), rel=1e-14)
@@ -186,8 +186,8 @@ def test_equation_thirteen_claims_what_it_cannot():
 def test_weight_is_the_mass_that_leaves_the_inside():
     z = np.random.default_rng(3).normal(0, 1.4, 400_000)
     for theta, D in ((1.0, 0.3), (1.0, 1.7), (0.4, 5.0)):
-        left = (np.abs(z) <= theta) & (z + D > theta)
-        assert float(published.published_weight(Gaussian(1.4), theta, D)) == pytest.approx(left.mean(), abs=5e-3)
+        leaves = (np.abs(z) <= theta) & (z + D > theta)
+        assert float(published.published_weight(Gaussian(1.4), theta, D)) == pytest.approx(leaves.mean(), abs=5e-3)
 
 
 def test_weight_is_equation_seven():
@@ -232,10 +232,10 @@ def test_composition_of_one_and_of_two():
 
 def test_composition_without_redraws_is_the_kernels():
     sigma = 30.74956613197745
-    found = published.published_composition(
+    delta = published.published_composition(
         lambda e: additive_profile(Gaussian(sigma), math.sqrt(1000), e), 0.03, 0.0, 1000, 4.0
     )
-    assert found == pytest.approx(7.8155977912139e-05, rel=1e-9)
+    assert delta == pytest.approx(7.8155977912139e-05, rel=1e-9)
 
 
 # On a sample
@@ -259,36 +259,36 @@ def test_sampling_helps_only_as_published():
     """With the right sensitivity D/p all the data are best; with D held fixed a sample seems better."""
 
     def accepted(kernel, rate, **more):
-        found = recycling.subsampled_recycling(kernel, rate=rate, theta=2.0, epsilon=0.5, delta=DELTA, **more)
-        return float(found.acceptance)
+        report = recycling.subsampled_recycling(kernel, rate=rate, theta=2.0, epsilon=0.5, delta=DELTA, **more)
+        return float(report.acceptance)
 
     fixed = {"sensitivity_at": published.published_sensitivity}
     assert accepted(Laplace, 0.3) < accepted(Laplace, 1.0) < accepted(Laplace, 0.3, **fixed)
     # A count among a hundred records: what sampling them adds is more than the 1 % of Gaussian noise it saves.
     sampling = {"sampling_noise": recycling.sampling_noise_count(0.3, 100, 0.8)}
-    whole = accepted(Gaussian, 1.0)
-    assert accepted(Gaussian, 0.8, **sampling) < whole < accepted(Gaussian, 0.8)
-    assert whole < accepted(Gaussian, 0.3, **fixed)
+    on_all_data = accepted(Gaussian, 1.0)
+    assert accepted(Gaussian, 0.8, **sampling) < on_all_data < accepted(Gaussian, 0.8)
+    assert on_all_data < accepted(Gaussian, 0.3, **fixed)
 
 
 def test_a_sample_of_all_the_data_is_the_whole():
     kernel = Laplace(1.3)
-    found = recycling.subsampled_recycling(kernel, theta=1.1, rate=1.0, epsilon=1.0, delta=1e-4)
+    report = recycling.subsampled_recycling(kernel, theta=1.1, rate=1.0, epsilon=1.0, delta=1e-4)
     same = calibrate.budget_recycled(kernel, theta=1.1, epsilon=1.0, delta=1e-4)
-    assert found.mechanism == same
-    assert found.acceptance == pytest.approx(float(same.noise.acceptance), rel=1e-12)
+    assert report.mechanism == same
+    assert report.acceptance == pytest.approx(float(same.noise.acceptance), rel=1e-12)
 
 
 def test_the_claim_on_the_sample_gives_that_on_the_whole():
-    found = recycling.subsampled_recycling(
+    report = recycling.subsampled_recycling(
         Gaussian(9.0), theta=2.0, rate=0.4, epsilon=1.0, delta=1e-4, sampling_noise=0.5
     )
-    claim = found.mechanism
+    claim = report.mechanism
     assert float(claim.sensitivity) == pytest.approx(1 / 0.4)
     assert math.log1p(0.4 * math.expm1(claim.epsilon)) == pytest.approx(1.0, rel=1e-12)
     assert 0.4 * claim.delta == pytest.approx(1e-4, rel=1e-12)
     assert float(additive_profile(claim.noise, claim.sensitivity, claim.epsilon)) <= claim.delta
-    assert found.acceptance < float(claim.noise.acceptance)
+    assert report.acceptance < float(claim.noise.acceptance)
 
 
 @pytest.mark.parametrize(

@@ -20,44 +20,46 @@ def gaussian(mu):
 
 
 def test_gaussian_noise():
-    made, mu = gaussian(0.5).repeat(4), 1.0
-    assert made.advantage() == pytest.approx(2 * ndtr(mu / 2) - 1, abs=1e-12)
+    release, mu = gaussian(0.5).repeat(4), 1.0
+    assert release.advantage() == pytest.approx(2 * ndtr(mu / 2) - 1, abs=1e-12)
     for rate in (1e-12, 1e-3, 0.1, 0.9):
         power = ndtr(mu + ndtri(rate))
-        assert made.true_positive_rate(rate) == pytest.approx(power, rel=1e-11)
-        low, high = made.bracket(false_positive_rate=rate)
-        assert low - 1e-15 <= power <= high == made.true_positive_rate(rate)
-        assert made.reconstruction(rate) == high
-    fit = made.gaussian_mu()
+        assert release.true_positive_rate(rate) == pytest.approx(power, rel=1e-11)
+        low, high = release.bracket(false_positive_rate=rate)
+        assert low - 1e-15 <= power <= high == release.true_positive_rate(rate)
+        assert release.reconstruction(rate) == high
+    fit = release.gaussian_mu()
     assert mu <= fit.mu <= mu * (1 + 1e-11)
     assert fit.error < 1e-11
-    assert made.odds() == math.inf
-    assert made.posterior(0.01) == 1.0
+    assert release.odds() == math.inf
+    assert release.posterior(0.01) == 1.0
 
 
 def test_randomised_response():
     """The report tells all: beliefs, odds and powers are reached by guessing what it says."""
     eps = math.log(3)
-    made = guarantee(randomised_response(eps))
-    assert made.advantage() == pytest.approx(0.5, abs=1e-12)
-    assert made.true_positive_rate(0.25) == pytest.approx(0.75, abs=1e-12)
-    assert made.odds() == pytest.approx(3.0, rel=1e-10)
-    assert made.odds() >= 3.0
-    assert made.posterior(0.5) == pytest.approx(0.75, rel=1e-10)
-    np.testing.assert_allclose(made.posterior(np.array([0.0, 0.01, 1.0])), [0.0, 0.03 / (0.03 + 0.99), 1.0], rtol=1e-10)
-    assert made.reconstruction(0.1) == pytest.approx(0.3, rel=1e-10)
+    release = guarantee(randomised_response(eps))
+    assert release.advantage() == pytest.approx(0.5, abs=1e-12)
+    assert release.true_positive_rate(0.25) == pytest.approx(0.75, abs=1e-12)
+    assert release.odds() == pytest.approx(3.0, rel=1e-10)
+    assert release.odds() >= 3.0
+    assert release.posterior(0.5) == pytest.approx(0.75, rel=1e-10)
+    np.testing.assert_allclose(
+        release.posterior(np.array([0.0, 0.01, 1.0])), [0.0, 0.03 / (0.03 + 0.99), 1.0], rtol=1e-10
+    )
+    assert release.reconstruction(0.1) == pytest.approx(0.3, rel=1e-10)
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-3])
 def test_odds_grow_by_more_with_probability_delta_at_most(delta):
     """Losses of Gaussian noise are normal. The odds that a profile allows are those of the likeliest event."""
-    made, mu = gaussian(1.0), 1.0
-    odds = made.odds(delta)
+    release, mu = gaussian(1.0), 1.0
+    odds = release.odds(delta)
     assert ndtr(-(math.log(odds) - mu**2 / 2) / mu) < delta
     exact = delta / ndtr(ndtri(delta) - mu)
     assert exact <= odds <= exact * (1 + 1e-2)
-    assert made.posterior(0.5, delta) == pytest.approx(odds / (1 + odds), rel=1e-9)
-    assert made.posterior(0.1, delta) < made.posterior(0.1) == 1.0
+    assert release.posterior(0.5, delta) == pytest.approx(odds / (1 + odds), rel=1e-9)
+    assert release.posterior(0.1, delta) < release.posterior(0.1) == 1.0
 
 
 @pytest.mark.lengthy
@@ -128,7 +130,7 @@ def test_attacks_on_shuffled_reports_reach_no_more():
     """The count of reports of the first half, of people at one end and one person at either: a binomial test."""
     n, eps = 20, 1.0
     table = np.array([[math.exp(eps), 1.0], [1.0, math.exp(eps)]]) / (1 + math.exp(eps))
-    made = shuffled(table, n)
+    reports = shuffled(table, n)
     from scipy.stats import binom
 
     k = np.arange(n + 1)
@@ -139,18 +141,18 @@ def test_attacks_on_shuffled_reports_reach_no_more():
     for first, second in ((q, other), (other, q)):
         order = np.argsort(-second / first)
         level, power = np.cumsum(first[order]), np.cumsum(second[order])
-        for at in (3, 10):
-            assert power[at] <= made.true_positive_rate(min(level[at], 1.0)) + 1e-12
+        for index in (3, 10):
+            assert power[index] <= reports.true_positive_rate(min(level[index], 1.0)) + 1e-12
 
 
 def test_errors_name_the_argument():
-    made = guarantee(dpk.laplace(epsilon=1.0))
+    release = guarantee(dpk.laplace(epsilon=1.0))
     for call, name in (
-        (lambda: made.true_positive_rate(1.5), "false_positive_rate"),
-        (lambda: made.posterior(-0.1), "prior"),
-        (lambda: made.reconstruction(2.0), "prior"),
-        (lambda: made.odds(1.0), "delta"),
-        (lambda: made.gaussian_mu(0.5), "smallest"),
+        (lambda: release.true_positive_rate(1.5), "false_positive_rate"),
+        (lambda: release.posterior(-0.1), "prior"),
+        (lambda: release.reconstruction(2.0), "prior"),
+        (lambda: release.odds(1.0), "delta"),
+        (lambda: release.gaussian_mu(0.5), "smallest"),
     ):
         with pytest.raises(ValueError, match=f"^{name}: "):
             call()
@@ -173,32 +175,32 @@ BATCH = dpk.laplace(epsilon=np.array([0.1, 0.2, 0.1]))
     ids=["composed", "batch", "people", "shuffled", "allocation"],
 )
 def test_every_kind_of_guarantee_has_every_risk(make):
-    made = make()
-    assert 0 < made.true_positive_rate(0.1) == made.reconstruction(0.1) < 1
-    assert made.trade_off(0.1) == pytest.approx(1 - made.true_positive_rate(0.1), abs=1e-12)
-    assert made.gaussian_mu().mu > 0
-    assert math.exp(made.epsilon(1e-6)) <= made.odds(1e-6) <= made.odds()
-    text = str(made.report(1e-6))
-    assert made.neighbouring in text
+    release = make()
+    assert 0 < release.true_positive_rate(0.1) == release.reconstruction(0.1) < 1
+    assert release.trade_off(0.1) == pytest.approx(1 - release.true_positive_rate(0.1), abs=1e-12)
+    assert release.gaussian_mu().mu > 0
+    assert math.exp(release.epsilon(1e-6)) <= release.odds(1e-6) <= release.odds()
+    text = str(release.report(1e-6))
+    assert release.neighbouring in text
 
 
 @pytest.mark.lengthy
 def test_a_report_says_what_the_methods_do(tmp_path):
-    made = guarantee(dpk.laplace(epsilon=1.0)).repeat(3)
-    report = made.report(1e-6)
+    release = guarantee(dpk.laplace(epsilon=1.0)).repeat(3)
+    report = release.report(1e-6)
     numbers = report.to_dict()
-    assert numbers["epsilon"] == made.epsilon(1e-6)
-    assert numbers["beliefs"][2] == {"prior": 0.5, "at_most": made.posterior(0.5, 1e-6)}
+    assert numbers["epsilon"] == release.epsilon(1e-6)
+    assert numbers["beliefs"][2] == {"prior": 0.5, "at_most": release.posterior(0.5, 1e-6)}
     assert numbers["true_positive_rates"][1] == {
         "false_positive_rate": 0.01,
-        "at_most": made.true_positive_rate(0.01),
+        "at_most": release.true_positive_rate(0.01),
     }
     json.dumps(numbers)
     text = str(report)
-    for share in (made.posterior(0.1, 1e-6), made.true_positive_rate(0.1), (1 + made.advantage()) / 2):
+    for share in (release.posterior(0.1, 1e-6), release.true_positive_rate(0.1), (1 + release.advantage()) / 2):
         printed = [float(word) for word in text.split() if word.replace(".", "").isdigit()]
         assert any(0 <= number - 100 * share < 0.1 + 1e-9 for number in printed)
     report.plot(tmp_path / "risk.png")
     assert (tmp_path / "risk.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match=r"^delta: "):
-        made.report(0.0)
+        release.report(0.0)

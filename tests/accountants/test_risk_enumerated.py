@@ -88,11 +88,11 @@ def attacks(p, q):
     return list(zip(false, true, strict=True))
 
 
-def between(points, at, axis):
+def between(points, point, axis):
     """Return the other rate where one rate has a value, by mixing the tests on either side of it."""
     for start, stop in itertools.pairwise(points):
-        if stop[axis] >= at and (stop[axis] > start[axis]):
-            share = (at - start[axis]) / (stop[axis] - start[axis])
+        if stop[axis] >= point and (stop[axis] > start[axis]):
+            share = (point - start[axis]) / (stop[axis] - start[axis])
             return start[1 - axis] + share * (stop[1 - axis] - start[1 - axis])
     return points[-1][1 - axis]
 
@@ -109,21 +109,23 @@ SEEDS = [
 @pytest.mark.parametrize(("make", "seed"), SEEDS)
 def test_no_attack_succeeds_more_often(make, seed):
     random = np.random.default_rng(seed)
-    made, worlds = make(random)
+    release, worlds = make(random)
     both = [attacks(*pair) for p, q in worlds for pair in ((p, q), (q, p))]
     for rate in (1e-12, 1e-6, 10 ** random.uniform(-4, -1), random.uniform(0, 1), 0.999):
         true = max(between(points, Fraction(rate), 0) for points in both)
-        assert true <= Fraction(made.true_positive_rate(rate))
-        assert Fraction(made.trade_off(rate)) <= 1 - true
-        assert true <= Fraction(made.reconstruction(rate))
-    assert max(sum(max(a - b, 0) for a, b in zip(*pair, strict=True)) for pair in worlds) <= Fraction(made.advantage())
+        assert true <= Fraction(release.true_positive_rate(rate))
+        assert Fraction(release.trade_off(rate)) <= 1 - true
+        assert true <= Fraction(release.reconstruction(rate))
+    assert max(sum(max(a - b, 0) for a, b in zip(*pair, strict=True)) for pair in worlds) <= Fraction(
+        release.advantage()
+    )
     for delta in (1e-9, 1e-3, random.uniform(0, 1)):
         level = min(between(points, Fraction(delta), 1) for points in both)
-        odds = made.odds(delta)
+        odds = release.odds(delta)
         assert level >= Fraction(delta) / Fraction(odds) if math.isfinite(odds) else True
         prior = Fraction(random.uniform(0, 1))
-        assert prior * Fraction(delta) <= Fraction(made.posterior(float(prior), delta)) * (
+        assert prior * Fraction(delta) <= Fraction(release.posterior(float(prior), delta)) * (
             prior * Fraction(delta) + (1 - prior) * level
         )
     ratios = [math.inf if b == 0 else a / b for p, q in worlds for a, b in (*zip(p, q), *zip(q, p)) if a > 0]  # noqa: B905
-    assert max(ratios) <= made.odds()
+    assert max(ratios) <= release.odds()

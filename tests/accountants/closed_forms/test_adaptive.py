@@ -22,9 +22,9 @@ EPSILONS = np.r_[np.linspace(0, 3.2, 33), 0.123456, 1.98765]
 
 @pytest.mark.parametrize("order", REFERENCE)
 def test_references_lie_in_the_bracket(order):
-    found = adaptive_bracket(order, 1.0, 0.25)
-    assert found.lower - 5e-11 <= REFERENCE[order] <= found.upper + 5e-11
-    assert found.upper - found.lower < 4e-7
+    bounds = adaptive_bracket(order, 1.0, 0.25)
+    assert bounds.lower - 5e-11 <= REFERENCE[order] <= bounds.upper + 5e-11
+    assert bounds.upper - bounds.lower < 4e-7
 
 
 @pytest.mark.lengthy
@@ -77,9 +77,9 @@ def test_two_bounded_range_mechanisms_by_brute_force():
         return np.where(y < -eps0, -np.expm1(y), np.where(y < eps0, inside**2 / (1 - E), 0.0))
 
     best = (q * one(x - t) + (1 - q) * one(x - t + eps0)).max()
-    found = adaptive_bracket("BR,BR", eps0, x, cells=2048)
-    assert found.lower - 1e-9 <= best <= found.upper
-    assert found.upper - found.lower < 1e-7
+    bounds = adaptive_bracket("BR,BR", eps0, x, cells=2048)
+    assert bounds.lower - 1e-9 <= best <= bounds.upper
+    assert bounds.upper - bounds.lower < 1e-7
     np.testing.assert_allclose(adaptive_delta("BR", eps0, EPSILONS, cells=2048), one(EPSILONS), atol=1e-7)
 
 
@@ -100,12 +100,12 @@ def test_pure_mechanisms_do_not_gain_by_adaptivity(eps0):
 @pytest.mark.parametrize("eps0", [0.1, 1.0, 4.0])
 def test_adaptive_is_at_least_non_adaptive(order, eps0):
     kinds, eps = order.split(","), EPSILONS * eps0
-    found = adaptive_bracket(kinds, eps0, eps)
+    bounds = adaptive_bracket(kinds, eps0, eps)
     fixed = mixed_delta(eps0, kinds.count("BR"), kinds.count("DP"), eps)
-    assert np.all(found.upper >= fixed - 1e-13)
-    assert np.all(found.lower <= found.upper)
-    assert np.all((found.upper - found.lower) < 4e-6 * max(1, eps0**2))
-    assert np.all(found.upper <= pure_delta(eps0, len(kinds), eps) + 1e-5 * max(1, eps0**2))
+    assert np.all(bounds.upper >= fixed - 1e-13)
+    assert np.all(bounds.lower <= bounds.upper)
+    assert np.all((bounds.upper - bounds.lower) < 4e-6 * max(1, eps0**2))
+    assert np.all(bounds.upper <= pure_delta(eps0, len(kinds), eps) + 1e-5 * max(1, eps0**2))
 
 
 def test_bounded_range_last_is_the_worst_of_three():
@@ -129,17 +129,17 @@ def test_the_table_of_orders():
     uppers = [bracket.upper for bracket in table.values()]
     assert uppers == sorted(uppers, reverse=True)
     for order, bracket in table.items():
-        again = adaptive_bracket(order, 1.0, 0.4)
-        assert (again.lower, again.upper) == (bracket.lower, bracket.upper)
+        bounds_again = adaptive_bracket(order, 1.0, 0.4)
+        assert (bounds_again.lower, bounds_again.upper) == (bracket.lower, bracket.upper)
         assert bracket.upper > mixed_delta(1.0, 2, 3, 0.4)
 
 
 def test_ends_and_shapes():
-    found = adaptive_bracket("DP,BR", 0.5, np.array([[0.0, 0.9999], [1.0, np.inf]]), cells=64)
-    assert found.upper.shape == (2, 2)
-    assert np.all(found.upper[1] == 0)
-    assert np.all(found.lower[1] == 0)
-    assert 0 <= found.lower[0, 1] <= found.upper[0, 1] < 1e-4
+    bounds = adaptive_bracket("DP,BR", 0.5, np.array([[0.0, 0.9999], [1.0, np.inf]]), cells=64)
+    assert bounds.upper.shape == (2, 2)
+    assert np.all(bounds.upper[1] == 0)
+    assert np.all(bounds.lower[1] == 0)
+    assert 0 <= bounds.lower[0, 1] <= bounds.upper[0, 1] < 1e-4
     assert isinstance(adaptive_delta("BR", 1.0, 0.5, cells=8), np.float64)
 
 
@@ -184,8 +184,8 @@ def test_derivatives_are_those_of_the_bound(x64, order):
     np.testing.assert_allclose(delta(eps0, eps), adaptive_delta(order, 0.7, 0.43, cells=64), rtol=1e-12)
     slopes = jax.jit(jax.grad(delta, argnums=(0, 1)))(eps0, eps)
     h = 1e-6
-    found = [(delta(eps0 + a, eps + b) - delta(eps0 - a, eps - b)) / (2 * h) for a, b in ((h, 0.0), (0.0, h))]
-    np.testing.assert_allclose(slopes, found, rtol=1e-6)
+    differences = [(delta(eps0 + a, eps + b) - delta(eps0 - a, eps - b)) / (2 * h) for a, b in ((h, 0.0), (0.0, h))]
+    np.testing.assert_allclose(slopes, differences, rtol=1e-6)
 
 
 def test_derivatives_over_many_levels_and_beyond_all_losses(x64):

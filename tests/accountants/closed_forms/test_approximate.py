@@ -182,10 +182,10 @@ def test_parallel_composition_of_pure_budgets():
 @pytest.mark.parametrize("eps", [0.0, 1e-9, 0.3, 5.0])
 @pytest.mark.parametrize("delta", [1e-300, 1e-9, 0.01])
 def test_the_replaced_delta_is_rounded_upwards(eps, delta):
-    found = parallel_composition(eps, delta, "replace")[1]
+    computed = parallel_composition(eps, delta, "replace")[1]
     with mpmath.workdps(50):
         exact = min(mpmath.mpf(delta) * (1 + mpmath.exp(mpmath.mpf(eps))), mpmath.mpf(1))
-        assert exact <= mpmath.mpf(found) <= exact * (1 + mpmath.mpf(10) ** -14)
+        assert exact <= mpmath.mpf(computed) <= exact * (1 + mpmath.mpf(10) ** -14)
 
 
 # Sequential composition.
@@ -211,9 +211,9 @@ def test_the_optimal_delta_is_that_of_the_worst_mechanism(ratio, count):
     pair = repeated(leaking(ratio, leak), count)
     for total in (Fraction(1), Fraction(3, 2), Fraction(4), ratio**count * 2):
         exact = stick(*pair, total)
-        found = approximate_delta(math.log(ratio), float(leak), count, math.log(total))
-        assert float(exact) <= found * (1 + 1e-14)
-        assert found == pytest.approx(float(exact), rel=1e-12, abs=1e-15)
+        computed = approximate_delta(math.log(ratio), float(leak), count, math.log(total))
+        assert float(exact) <= computed * (1 + 1e-14)
+        assert computed == pytest.approx(float(exact), rel=1e-12, abs=1e-15)
 
 
 @pytest.mark.parametrize("ratio", RATIOS, ids=str)
@@ -234,8 +234,8 @@ def test_basic_and_advanced_composition_are_sound(ratio, slack):
 def test_advanced_composition_is_below_the_classical_bound():
     """Dwork, Rothblum & Vadhan 2010; and T delta + delta', never below T delta."""
     for eps, count, delta, slack in itertools.product((0.01, 0.1, 1.0), (10, 1000), (0.0, 1e-7), (1e-6, 1e-3)):
-        found, spent = advanced_composition(np.full(count, eps), delta, slack)
-        assert found <= count * eps * math.expm1(eps) + eps * math.sqrt(2 * count * math.log(1 / slack))
+        epsilon, spent = advanced_composition(np.full(count, eps), delta, slack)
+        assert epsilon <= count * eps * math.expm1(eps) + eps * math.sqrt(2 * count * math.log(1 / slack))
         assert spent >= count * delta + slack
         assert spent == pytest.approx(count * delta + slack, rel=1e-15)
 
@@ -254,22 +254,22 @@ def test_the_printed_advanced_composition_loses_the_deltas(count):
     assert float(exact) <= advanced_composition(np.zeros(count), float(leak), 1e-9)[1]
     # By the characteristic function and Fourier transform of ``guarantee``, another route.
     rows = [float(leak), 0.0, 1 - float(leak)], [0.0, float(leak), 1 - float(leak)]
-    again = guarantee(discrete_pair(*rows)).repeat(count).delta(3.0)
-    assert again == pytest.approx(float(exact), rel=1e-9)
+    delta = guarantee(discrete_pair(*rows)).repeat(count).delta(3.0)
+    assert delta == pytest.approx(float(exact), rel=1e-9)
 
 
 def test_the_printed_advanced_composition_is_the_printed_formula():
     eps, count, delta = np.array([0.1, 0.5]), 100, 1e-6
-    found = published.published_advanced_composition(eps, count, delta)
+    epsilon = published.published_advanced_composition(eps, count, delta)
     with mpmath.workdps(30):
-        for one, e in zip(found, eps, strict=True):
+        for one, e in zip(epsilon, eps, strict=True):
             e = mpmath.mpf(float(e))
             exact = count * e * (mpmath.exp(e) - 1) + mpmath.sqrt(count) * e * mpmath.sqrt(
                 2 * mpmath.log(1 / mpmath.mpf(delta))
             )
             assert float(exact) == pytest.approx(float(one), rel=1e-13)
     # At its eps T such mechanisms have more than T delta, and the claim is delta.
-    assert approximate_delta(0.1, delta, count, found[0]) > 99 * delta
+    assert approximate_delta(0.1, delta, count, epsilon[0]) > 99 * delta
 
 
 def test_sums_are_exact_or_rounded_upwards():

@@ -73,9 +73,9 @@ def test_no_bounded_range_loss_is_worse_and_one_is_as_bad(m, n, ratio):
         level = Fraction(math.exp(share * (m + 1) * eps0 / places % ((m + n) * eps0)))
         grid = [Fraction(math.exp(j * eps0 / places)) for j in range(1, places)]
         worst = max(float(enumerated([ranged(ratio, u)] * m + [responses(ratio)] * n, level)) for u in grid)
-        found = mixed_delta(eps0, m, n, math.log(level))
-        assert found >= worst * (1 - 1e-12)
-        assert found == pytest.approx(worst, rel=1e-9, abs=1e-15)
+        delta = mixed_delta(eps0, m, n, math.log(level))
+        assert delta >= worst * (1 - 1e-12)
+        assert delta == pytest.approx(worst, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("eps0", [0.05, 1.0, 6.0])
@@ -90,9 +90,9 @@ def test_no_t_on_a_fine_grid_is_worse(m, n, eps0):
         I = binom.pmf(np.arange(m + 1), m, 1 - np.expm1(t - eps0) / np.expm1(-eps0))  # noqa: E741
         gain = -np.expm1(np.minimum(level[:, None] - (m * t + (n - w) * eps0), 0))
         worst = np.maximum(worst, gain @ np.convolve(I, doubled))
-    found = mixed_delta(eps0, m, n, level)
-    assert np.all(found >= worst * (1 - 1e-12))
-    np.testing.assert_allclose(found, worst, rtol=2e-2)
+    delta = mixed_delta(eps0, m, n, level)
+    assert np.all(delta >= worst * (1 - 1e-12))
+    np.testing.assert_allclose(delta, worst, rtol=2e-2)
 
 
 def test_bounded_range_losses_are_worst_alike():
@@ -124,10 +124,10 @@ def test_pure_composition_of_many(k, eps0, eps):
     """The second delta is 1.5e-280."""
     with mpmath.workdps(40):
         e0, level = mpmath.mpf(eps0), mpmath.mpf(eps)
-        p, total, ways = 1 / (1 + mpmath.exp(-e0)), mpmath.mpf(0), mpmath.mpf(1)
+        p, total, coefficient = 1 / (1 + mpmath.exp(-e0)), mpmath.mpf(0), mpmath.mpf(1)
         for j in range(int((k * e0 - level) / (2 * e0)) + 1):
-            total += ways * p ** (k - j) * (1 - p) ** j * -mpmath.expm1(level - (k - 2 * j) * e0)
-            ways = ways * (k - j) / (j + 1)
+            total += coefficient * p ** (k - j) * (1 - p) ** j * -mpmath.expm1(level - (k - 2 * j) * e0)
+            coefficient = coefficient * (k - j) / (j + 1)
         assert pure_delta(eps0, k, eps) == pytest.approx(float(total), rel=1e-10)
         assert pure_epsilon(eps0, k, float(total)) == pytest.approx(eps, rel=1e-11)
 
@@ -175,13 +175,13 @@ def test_epsilon_is_on_the_safe_side_and_tight(delta):
 
 def test_all_arguments_broadcast():
     eps0, k, eps = np.array([[0.1], [0.5]]), np.array([3, 30, 0]), np.linspace(-1, 3, 4)[:, None, None]
-    found = pure_delta(eps0, k, eps)
-    assert found.shape == (4, 2, 3)
-    for at in np.ndindex(found.shape):
+    delta = pure_delta(eps0, k, eps)
+    assert delta.shape == (4, 2, 3)
+    for index in np.ndindex(delta.shape):
         one = pure_delta(
-            *(float(np.broadcast_to(x, found.shape)[at]) if x is not k else int(k[at[2]]) for x in (eps0, k, eps))
+            *(float(np.broadcast_to(x, delta.shape)[index]) if x is not k else int(k[index[2]]) for x in (eps0, k, eps))
         )
-        assert found[at] == pytest.approx(one, rel=1e-13, abs=1e-16)
+        assert delta[index] == pytest.approx(one, rel=1e-13, abs=1e-16)
     assert mixed_delta([0.1, 0.2], 2, 3, [[0.3], [0.4], [0.5]]).shape == (3, 2)
 
 
@@ -212,10 +212,10 @@ def test_kinds_of_array():
     assert mixed_delta(np.float32(0.1), 2, 3, np.zeros(2, np.float32)).dtype == np.float64
     for call in (pure_delta, mixed_delta, mixed_epsilon):
         counts = (7,) if call is pure_delta else (3, 4)
-        found = call(0.3, *counts, jnp.array([0.01, 0.1], jnp.float32))
-        assert isinstance(found, jax.Array)
-        assert found.dtype == jnp.float32
-        np.testing.assert_allclose(found, call(0.3, *counts, [0.01, 0.1]), rtol=1e-5)
+        values = call(0.3, *counts, jnp.array([0.01, 0.1], jnp.float32))
+        assert isinstance(values, jax.Array)
+        assert values.dtype == jnp.float32
+        np.testing.assert_allclose(values, call(0.3, *counts, [0.01, 0.1]), rtol=1e-5)
 
 
 # Derivatives
@@ -236,7 +236,7 @@ CURVES = {
 @pytest.mark.parametrize("name", slow(CURVES, "mixed delta"))
 def test_gradients(name, x64):
     curve, point = CURVES[name]
-    found = jax.jit(jax.grad(curve, (0, 1)))(*map(jnp.float64, point))
+    gradient = jax.jit(jax.grad(curve, (0, 1)))(*map(jnp.float64, point))
     for axis in (0, 1):
         ends = []
         for sign in (1, -1):
@@ -244,7 +244,7 @@ def test_gradients(name, x64):
             moved[axis] *= 1 + sign * 1e-5
             ends.append(curve(*moved))
         slope = (ends[0] - ends[1]) / (2e-5 * point[axis])
-        assert float(found[axis]) == pytest.approx(float(slope), rel=1e-6)
+        assert float(gradient[axis]) == pytest.approx(float(slope), rel=1e-6)
 
 
 @pytest.mark.thorough
@@ -274,17 +274,17 @@ def renyi(order, eps, t):
 @pytest.mark.parametrize("eps", BUDGETS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_renyi_curve_is_attained_and_never_exceeded(eps, order):
-    found = bounded_range_renyi(eps, order)
+    divergence = bounded_range_renyi(eps, order)
     with mpmath.workdps(60):
         a, e = mpmath.mpf(order), mpmath.mpf(eps)
         if order == 1:
             best = e - mpmath.log(e / (1 - mpmath.exp(-e)))
         else:
             best = e + mpmath.log((a - 1) * (1 - mpmath.exp(-a * e)) / (a * (1 - mpmath.exp(-(a - 1) * e))))
-        assert abs(renyi(a, e, best) / mpmath.mpf(float(found)) - 1) < 3e-15
+        assert abs(renyi(a, e, best) / mpmath.mpf(float(divergence)) - 1) < 3e-15
         for share in range(33):
-            assert renyi(a, e, e * share / 32) <= mpmath.mpf(float(found)) * (1 + mpmath.mpf("3e-15"))
-    assert found <= min(eps, order * cdp.bounded_range_rho(eps)) * (1 + 1e-14)
+            assert renyi(a, e, e * share / 32) <= mpmath.mpf(float(divergence)) * (1 + mpmath.mpf("3e-15"))
+    assert divergence <= min(eps, order * cdp.bounded_range_rho(eps)) * (1 + 1e-14)
 
 
 def test_renyi_limits():

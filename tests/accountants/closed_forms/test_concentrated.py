@@ -55,10 +55,10 @@ def test_the_best_order_is_found():
     """The least eps over a fine grid of orders is no lower than what is returned."""
     x = np.geomspace(1e-8, 1e9, 40_001)[:, None, None]
     grid = (1 + x) * RHO - np.log1p(1 / x) - (np.log1p(x) + np.log(DELTA)) / x
-    found = cdp.best_epsilon(RHO, DELTA)
-    assert np.all(found <= np.maximum(grid.min(0), 0) * (1 + 1e-12))
-    assert np.all(found >= np.maximum(grid.min(0), 0) * (1 - 1e-6) - 1e-12)
-    assert np.all(found <= RHO + 2 * np.sqrt(RHO * np.log(1 / DELTA)))  # Bun & Steinke 2016, Proposition 1.3.
+    epsilon = cdp.best_epsilon(RHO, DELTA)
+    assert np.all(epsilon <= np.maximum(grid.min(0), 0) * (1 + 1e-12))
+    assert np.all(epsilon >= np.maximum(grid.min(0), 0) * (1 - 1e-6) - 1e-12)
+    assert np.all(epsilon <= RHO + 2 * np.sqrt(RHO * np.log(1 / DELTA)))  # Bun & Steinke 2016, Proposition 1.3.
 
 
 def test_both_conversions_agree():
@@ -100,15 +100,15 @@ def test_a_leak_takes_its_part_of_delta():
 
 @pytest.mark.parametrize("ranges", SETWISE)
 def test_setwise_reference(ranges):
-    found = cdp.setwise_epsilon(1e-6, pure=[0.1] * (50 - ranges), bounded_range=[0.1] * ranges)
-    assert found == pytest.approx(SETWISE[ranges], abs=5e-4)
+    epsilon = cdp.setwise_epsilon(1e-6, pure=[0.1] * (50 - ranges), bounded_range=[0.1] * ranges)
+    assert epsilon == pytest.approx(SETWISE[ranges], abs=5e-4)
 
 
 def test_setwise_takes_all_kinds():
     tau = 0.2
-    found = cdp.setwise_epsilon(1e-5, pure=[0.3], bounded_range=[0.5], concentrated=[(0.02, tau)])
+    epsilon = cdp.setwise_epsilon(1e-5, pure=[0.3], bounded_range=[0.5], concentrated=[(0.02, tau)])
     mean = 0.3 * np.tanh(0.15) + cdp.bounded_range_terms(0.5)[0] + 0.02
-    assert found == pytest.approx(mean + np.sqrt(2 * (0.09 + 0.0625 + 0.04) * np.log(1e5)))
+    assert epsilon == pytest.approx(mean + np.sqrt(2 * (0.09 + 0.0625 + 0.04) * np.log(1e5)))
     assert cdp.setwise_epsilon(1e-5) == 0
     # A Gaussian alone: rho + 2 sqrt(rho ln(1/delta)).
     alone, rho = cdp.setwise_epsilon(1e-5, concentrated=[cdp.gaussian_concentration(3.0)]), cdp.gaussian_rho(3.0)
@@ -127,12 +127,12 @@ def lemma(rho, eps):
 def test_the_setwise_delta_is_the_printed_one_from_above(rhos):
     total = float(np.sum(rhos)) * (1 + 1e-12)
     eps = total + np.array([0.0, 1e-6, 0.01, 0.5, 3.0, 20.0]) * np.sqrt(total)
-    found = cdp.setwise_concentrated_delta(rhos, eps)
-    assert found.shape == eps.shape
+    delta = cdp.setwise_concentrated_delta(rhos, eps)
+    assert delta.shape == eps.shape
     with mpmath.workdps(50):
-        for one, at in zip(found, eps, strict=True):
-            exact = lemma(mpmath.fsum(rhos), float(at))
-            assert exact <= mpmath.mpf(float(one)) <= exact * (1 + mpmath.mpf(10) ** -10)
+        for bound, level in zip(delta, eps, strict=True):
+            exact = lemma(mpmath.fsum(rhos), float(level))
+            assert exact <= mpmath.mpf(float(bound)) <= exact * (1 + mpmath.mpf(10) ** -10)
 
 
 def test_the_best_order_is_below_the_setwise_delta():

@@ -108,9 +108,9 @@ def test_profile_does_not_depend_on_the_unit(law, unit):
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
 def test_composed_reports_do_not_depend_on_the_unit(unit):
     units = (unit, 1.0)
-    made = [guarantee(Additive(Reweighted(Laplace(0.8 * u), -0.9 * u, 0.9 * u, 0.08)), 0.5 * u) for u in units]
-    found, expected = (one.repeat(3).delta(0.7) for one in made)
-    assert found == pytest.approx(expected, rel=1e-8)
+    guarantees = [guarantee(Additive(Reweighted(Laplace(0.8 * u), -0.9 * u, 0.9 * u, 0.08)), 0.5 * u) for u in units]
+    delta, expected = (guarantee_of_unit.repeat(3).delta(0.7) for guarantee_of_unit in guarantees)
+    assert delta == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.03, 0.4, 1.0, 6.0])
@@ -124,17 +124,17 @@ def test_gaussian_closed_form_down_to_1e_30(sigma, ratio):
     with mpmath.workdps(60):
         half, slope = mpmath.mpf(D) / sigma / 2, mpmath.mpf(sigma) / D
         exact = [float(mpmath.ncdf(half - e * slope) - mpmath.exp(e) * mpmath.ncdf(-half - e * slope)) for e in eps]
-    found = shift_profile(Gaussian(sigma), D, eps)
+    delta = shift_profile(Gaussian(sigma), D, eps)
     # Two tails that differ by a share of about D/s: that many digits are lost, and no more.
-    np.testing.assert_allclose(found, exact, rtol=1e-10 + 1e-12 / ratio)
+    np.testing.assert_allclose(delta, exact, rtol=1e-10 + 1e-12 / ratio)
     assert ratio != 0.4 or min(exact) < 1e-30
 
 
 @pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-8])
 def test_wide_gaussian_noise_has_its_total_variation(ratio):
     """2 Phi(D/2s) - 1, which is sqrt(2/pi) D/2s for D far below s."""
-    found = shift_profile(Gaussian(1 / ratio), 1.0, 0.0)
-    np.testing.assert_allclose(found, ratio / np.sqrt(2 * np.pi), rtol=1e-6)
+    delta = shift_profile(Gaussian(1 / ratio), 1.0, 0.0)
+    np.testing.assert_allclose(delta, ratio / np.sqrt(2 * np.pi), rtol=1e-6)
 
 
 @pytest.mark.parametrize("D", [0.05, 1.0, 40.0])
@@ -142,9 +142,9 @@ def test_laplace_closed_form(D):
     for b in (0.3, 1.0, 17.0):
         eps = np.concatenate([np.array([0.0, 0.1, 0.5, 0.9, 1 - 1e-6]) * D / b, [D / b * (1 + 1e-9), D / b + 3]])
         exact = np.where(eps < D / b, -np.expm1((eps - D / b) / 2), 0.0)
-        found, rounded = shift_profile(Laplace(b), D, eps), 4e-15 * (1 + D / b)
-        np.testing.assert_allclose(found, exact, rtol=1e-8, atol=rounded)
-        np.testing.assert_allclose(found[:4], exact[:4], rtol=1e-12, atol=rounded)
+        delta, rounded = shift_profile(Laplace(b), D, eps), 4e-15 * (1 + D / b)
+        np.testing.assert_allclose(delta, exact, rtol=1e-8, atol=rounded)
+        np.testing.assert_allclose(delta[:4], exact[:4], rtol=1e-12, atol=rounded)
 
 
 @pytest.mark.parametrize("row", REFERENCE["budget_recycling_exact_delta"])
@@ -340,10 +340,10 @@ def test_pure_laws_have_no_delta_at_their_budget(law, D, budget):
 def test_shapes():
     law = LAWS["laplace"]
     eps = np.linspace(0, 2, 6).reshape(2, 3)
-    found = additive_profile(law, 1.0, eps)
-    assert found.shape == (2, 3)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found.ravel(), [additive_profile(law, 1.0, e) for e in eps.ravel()], rtol=1e-13)
+    delta = additive_profile(law, 1.0, eps)
+    assert delta.shape == (2, 3)
+    assert delta.dtype == np.float64
+    np.testing.assert_allclose(delta.ravel(), [additive_profile(law, 1.0, e) for e in eps.ravel()], rtol=1e-13)
     assert np.shape(shift_profile(law, 1.0, 1)) == ()
     assert additive_profile(law, 1.0, np.zeros((0, 2))).shape == (0, 2)
     assert additive_profile(law, 1.0, jnp.float32(0.3)).dtype == jnp.float32
@@ -353,8 +353,8 @@ def test_shapes():
 @over(LAWS, "laplace", "gaussian", "recycled-gaussian", "truncated-laplace", "recycled-truncated")
 def test_float32_is_coarse_but_right(law):
     shift, eps = 1.1 * scale(law), np.float32([0.03, 0.3, 0.77])
-    found = additive_profile(law, shift, jnp.asarray(eps))
-    np.testing.assert_allclose(np.asarray(found), additive_profile(law, shift, eps.astype(float)), rtol=2e-4, atol=2e-6)
+    delta = additive_profile(law, shift, jnp.asarray(eps))
+    np.testing.assert_allclose(np.asarray(delta), additive_profile(law, shift, eps.astype(float)), rtol=2e-4, atol=2e-6)
 
 
 def perturbed(values, index, by):
@@ -380,26 +380,26 @@ def test_gradients(law, seed):
         return shift_profile(jax.tree.unflatten(form, values[:-2]), values[-2], values[-1])
 
     with jax.enable_x64(True):
-        value, found = jax.jit(jax.value_and_grad(profile))([jnp.asarray(v) for v in values])
+        value, gradient = jax.jit(jax.value_and_grad(profile))([jnp.asarray(v) for v in values])
     assert float(value) == pytest.approx(float(profile(values)), rel=1e-12)
-    for index, at in enumerate(values):
-        h = 1e-5 * max(abs(at), 0.1)
-        assert np.isfinite(found[index])
-        if at == 0:
-            near, far, farther = (profile(perturbed(values, index, k * h)) for k in (0, 1, 2))
-            numeric = (-3 * near + 4 * far - farther) / (2 * h)
+    for index, value_of_index in enumerate(values):
+        h = 1e-5 * max(abs(value_of_index), 0.1)
+        assert np.isfinite(gradient[index])
+        if value_of_index == 0:
+            first_difference, second_difference, farther = (profile(perturbed(values, index, k * h)) for k in (0, 1, 2))
+            numeric = (-3 * first_difference + 4 * second_difference - farther) / (2 * h)
         else:
-            near, far = (
+            first_difference, second_difference = (
                 profile(perturbed(values, index, k * h)) - profile(perturbed(values, index, -k * h)) for k in (1, 2)
             )
-            numeric = (8 * near - far) / (12 * h)
-        assert float(found[index]) == pytest.approx(float(numeric), rel=1e-6, abs=1e-8), index
+            numeric = (8 * first_difference - second_difference) / (12 * h)
+        assert float(gradient[index]) == pytest.approx(float(numeric), rel=1e-6, abs=1e-8), index
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap_over_laws():
     scales, eps = jnp.array([0.6, 1.0, 2.5]), jnp.array([0.1, 0.5])
-    found = jax.jit(jax.vmap(lambda s: additive_profile(Reweighted(Gaussian(s), -1.5, 2.0, 0.2), 1.0, eps)))(scales)
+    deltas = jax.jit(jax.vmap(lambda s: additive_profile(Reweighted(Gaussian(s), -1.5, 2.0, 0.2), 1.0, eps)))(scales)
     each = [additive_profile(Reweighted(Gaussian(s), -1.5, 2.0, 0.2), 1.0, np.asarray(eps)) for s in (0.6, 1.0, 2.5)]
-    np.testing.assert_allclose(np.asarray(found), each, rtol=1e-12)
+    np.testing.assert_allclose(np.asarray(deltas), each, rtol=1e-12)

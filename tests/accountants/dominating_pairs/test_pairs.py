@@ -109,8 +109,8 @@ def test_no_pair_of_inputs_is_worse_than_the_ends(m):
     worst = delta_of(m, eps)
     x = np.linspace(m.lower, m.upper, 6)
     for first, second in [(a, b) for a in x for b in x if a != b]:
-        found = np.array([by_quadrature(m, first, second, e, 20) for e in eps])
-        assert np.all(found <= worst + 1e-9 * worst + 1e-15)
+        delta = np.array([by_quadrature(m, first, second, e, 20) for e in eps])
+        assert np.all(delta <= worst + 1e-9 * worst + 1e-15)
 
 
 @pytest.mark.quick("*-piecewise-0.5")
@@ -177,9 +177,9 @@ def test_atoms_and_mixtures(m):
 
 @pytest.mark.parametrize("eps", [0.1, 2.0])
 def test_two_points_are_randomised_response(eps):
-    at = np.array([0.0, 0.3, 0.9]) * eps
-    exact = (np.exp(eps) - np.exp(at)) / (1 + np.exp(eps))
-    np.testing.assert_allclose(accountants.delta(dpk.duchi(epsilon=eps, **UNIT), at), exact, rtol=1e-12)
+    levels = np.array([0.0, 0.3, 0.9]) * eps
+    exact = (np.exp(eps) - np.exp(levels)) / (1 + np.exp(eps))
+    np.testing.assert_allclose(accountants.delta(dpk.duchi(epsilon=eps, **UNIT), levels), exact, rtol=1e-12)
 
 
 def test_one_coordinate_of_several_is_the_coordinate():
@@ -252,9 +252,9 @@ def test_bad_arguments():
 @over(ALL, "piecewise-0.5", "uniform-quartic0.3-1", "duchi-0.1", "hybrid-1")
 def test_kinds_and_shapes(m):
     eps = np.linspace(0, m.epsilon, 6).reshape(2, 3)
-    found = accountants.delta(m, eps)
-    assert found.shape == (2, 3)
-    assert found.dtype == np.float64
+    delta = accountants.delta(m, eps)
+    assert delta.shape == (2, 3)
+    assert delta.dtype == np.float64
     one = accountants.delta(m, 0.1)
     assert type(one) is float
     assert type(accountants.epsilon(m)) is type(accountants.epsilon(m, one)) is float
@@ -267,12 +267,12 @@ def test_kinds_and_shapes(m):
 
 def test_array_parameters_broadcast():
     sigma, eps = np.array([0.5, 1.0, 2.0]), np.array([[0.1], [1.0]])
-    found = accountants.delta(Additive(Gaussian(sigma), 1.0), eps)
+    delta = accountants.delta(Additive(Gaussian(sigma), 1.0), eps)
     each = [[accountants.delta(Additive(Gaussian(s), 1.0), e) for s in sigma] for e in eps[:, 0]]
-    np.testing.assert_allclose(found, each, rtol=1e-14)
+    np.testing.assert_allclose(delta, each, rtol=1e-14)
     np.testing.assert_allclose(
         accountants.delta(Additive(Gaussian(1.0)), 0.3, np.array([1.0, 2.0]))[1],
-        found[0, 0] * 0 + accountants.delta(Additive(Gaussian(1.0)), 0.3, 2.0),
+        delta[0, 0] * 0 + accountants.delta(Additive(Gaussian(1.0)), 0.3, 2.0),
     )
 
 
@@ -288,7 +288,7 @@ def test_plain_numbers_compile_nothing(monkeypatch):
     accountants.delta(named.budget_recycled(Gaussian(1.0), theta=1.5, q=0.5), eps, 1.0)
     accountants.delta(dpk.composite("sine", epsilon=1.0, width=0.7, **SKEW), eps)
     accountants.epsilon(Additive(Laplace(1.0)), 1e-3, 1)
-    for made in (
+    for mechanism in (
         accountants.guarantee(Additive(Laplace(1.0)), 1.0).repeat(20),
         accountants.guarantee(dpk.piecewise(epsilon=1.0, **SKEW)).repeat(20),
         accountants.guarantee(dpk.composite("sine", epsilon=1.0, **SKEW)).subsample(0.1).repeat(20),
@@ -296,10 +296,10 @@ def test_plain_numbers_compile_nothing(monkeypatch):
         accountants.guarantee(Additive(Reweighted(Laplace(1.0), -3.0, 4.0, 0.1)), 1.0).repeat(20),
         accountants.guarantee(accountants.randomised_response(1.0, 4)).repeat(20),
     ):
-        made.delta(0.3)
-        made.epsilon(1e-3)
-        made.renyi(2.0)
-        made.bracket(epsilon=0.3)
+        mechanism.delta(0.3)
+        mechanism.epsilon(1e-3)
+        mechanism.renyi(2.0)
+        mechanism.bracket(epsilon=0.3)
 
 
 def test_other_parameters_do_not_compile_again():
@@ -319,9 +319,9 @@ def test_other_parameters_do_not_compile_again():
 def test_a_hundred_thousand_budgets(name):
     """In one call; each is its own, whichever stand beside it."""
     m, eps = Additive(LAWS[name], scale(LAWS[name])), np.random.default_rng(0).uniform(0, 5, 100_000)
-    found, order = accountants.delta(m, eps), np.argsort(eps)
-    np.testing.assert_array_equal(accountants.delta(m, eps[order]), found[order])
-    assert np.all(np.diff(found[order]) <= 1e-15)
+    delta, order = accountants.delta(m, eps), np.argsort(eps)
+    np.testing.assert_array_equal(accountants.delta(m, eps[order]), delta[order])
+    assert np.all(np.diff(delta[order]) <= 1e-15)
 
 
 # The budget for a delta
@@ -386,9 +386,9 @@ def test_enough_delta_needs_no_budget():
 
 def test_huge_losses_are_bounded_from_above_and_never_nan():
     for law in (Laplace(1e-3), Gaussian(1e-3), Staircase(15.0, 0.01, 0.3), Reweighted(Gaussian(1e-3), -1.0, 1.0, 0.1)):
-        found = accountants.delta(Additive(law, 1.0), np.array([0.0, 1.0, 600.0, 900.0, 1e6]))
-        assert np.all((found >= 0) & (found <= 1))
-        assert np.all(np.diff(found) <= 0)
+        delta = accountants.delta(Additive(law, 1.0), np.array([0.0, 1.0, 600.0, 900.0, 1e6]))
+        assert np.all((delta >= 0) & (delta <= 1))
+        assert np.all(np.diff(delta) <= 0)
     assert accountants.delta(Additive(Laplace(1e-3), 1.0), 0.5) == pytest.approx(1.0)
 
 
@@ -480,7 +480,7 @@ def test_one_direction_dropped_is_caught():
 def turning_delta(eps):
     """Of JAX numbers: compiled afresh, with the fault of the moment."""
     pairs = jax.tree.map(jnp.asarray, dominating_pairs(TURNING))
-    return jax.jit(lambda pairs, at: base.curve(pairs)(at))(pairs, jnp.asarray([eps]))[0]
+    return jax.jit(lambda pairs, eps_array: base.curve(pairs)(eps_array))(pairs, jnp.asarray([eps]))[0]
 
 
 @pytest.mark.lengthy
@@ -501,9 +501,9 @@ def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
         monkeypatch.setattr(windowed, "falling_root", lambda gap, low, high: low + 0.9 * (high - low))
         monkeypatch.setattr(windowed, "bisect", lambda is_low, low, high, steps: (low + 0.9 * (high - low),) * 2)
     with jax.enable_x64(True):
-        found = float(turning_delta(eps)), accountants.delta(TURNING, eps)
+        deltas = float(turning_delta(eps)), accountants.delta(TURNING, eps)
     exact = by_quadrature(TURNING, TURNING.upper, TURNING.lower, eps, 1000)
-    assert all((abs(one / exact - 1) < 1e-10) == (fault == "none") for one in found)
+    assert all((abs(one / exact - 1) < 1e-10) == (fault == "none") for one in deltas)
 
 
 @pytest.mark.lengthy

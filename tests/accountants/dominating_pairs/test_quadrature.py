@@ -32,13 +32,13 @@ UNIT_ROUNDING = 2.0**-53
 REMAINDER = mp.mpf(24) ** 4 / (9 * mp.factorial(8) ** 3)
 
 
-def four_nodes(f, left, right):
+def four_nodes(f, lower, upper):
     """Gauss-Legendre in 50 digits: the roots of P_4 and their weights."""
     inner, outer = (mp.sqrt((3 - sign * 2 * mp.sqrt(mp.mpf(6) / 5)) / 7) for sign in (1, -1))
     weights = (18 + mp.sqrt(30)) / 36, (18 - mp.sqrt(30)) / 36
-    middle, half = (left + right) / 2, (right - left) / 2
+    middle, half_width = (lower + upper) / 2, (upper - lower) / 2
     pairs = zip((inner, outer), weights, strict=True)
-    return half * sum(w * (f(middle - half * x) + f(middle + half * x)) for x, w in pairs)
+    return half_width * sum(w * (f(middle - half_width * x) + f(middle + half_width * x)) for x, w in pairs)
 
 
 def errors(x):
@@ -73,22 +73,22 @@ def test_steepness_bounds_the_eighth_derivative():
             assert abs(eighth) <= (score + mp.mpf("1.8") * mp.sqrt(bend)) ** 8
 
 
-def gaussian_mass(left, right, sigma):
-    if left >= 0:
-        return gaussian_mass(-right, -left, sigma)
-    return mp.ncdf(right / sigma) - mp.ncdf(left / sigma)
+def gaussian_mass(lower, upper, sigma):
+    if lower >= 0:
+        return gaussian_mass(-upper, -lower, sigma)
+    return mp.ncdf(upper / sigma) - mp.ncdf(lower / sigma)
 
 
 @pytest.mark.parametrize(("sigma", "step"), [(20.0, 0.2), (2.0, 0.5), (1.0, 0.1)])
 def test_masses_of_cells_far_out(sigma, step):
     """Differences of tails are within their stated errors, which are far below the masses, out to 37 sigma."""
-    far = -mp.mpf(float(ndtri(1e-307)))
+    reach = -mp.mpf(float(ndtri(1e-307)))
     cut = cells_on_grid(split_monotone(dominating_pairs(Additive(Gaussian(sigma)), 1.0)[0].privacy_loss()), step)
     for j in np.unique(np.linspace(0, len(cut.p) - 1, 40).astype(int)):
         # l = (1/2 - x)/sigma^2
         ends = [0.5 - (cut.first + j + mp.mpf(part) / 2) * mp.mpf(step) * sigma**2 for part in (2, 1, 0)]
-        left, middle, right = (min(max(end, -far * sigma), 1 + far * sigma) for end in ends)
-        for half, (a, b) in enumerate(((middle, right), (left, middle))):
+        start, middle, stop = (min(max(end, -reach * sigma), 1 + reach * sigma) for end in ends)
+        for half, (a, b) in enumerate(((middle, stop), (start, middle))):
             exact = gaussian_mass(a, b, sigma) if b > a else mp.mpf(0)
             assert abs(cut.p[j, half] - exact) <= cut.p_error[j, half]
             if exact > 1e-250:
@@ -182,14 +182,14 @@ def test_a_loss_that_is_rounded_stays_between_its_bounds(step):
             for gap in (0.3 * step, 3 * step, 0.1):
                 with mp.workdps(40):
                     exact = mp.mpf("0.25") * -mp.expm1(-mp.mpf(gap))
-                    found = [
+                    bounds = [
                         sum(
                             mp.mpf(mass) * max(0, -mp.expm1(mp.mpf(loss) - gap - grid))
                             for mass, grid in ((m, losses_of(part, step, j)) for j, m in enumerate(part.mass) if m > 0)
                         )
                         for part in (low, high)
                     ]
-                assert found[0] <= exact <= found[1]
+                assert bounds[0] <= exact <= bounds[1]
 
 
 def losses_of(part, step, j):
@@ -200,11 +200,11 @@ def test_profile_of_masses_keeps_its_digits():
     """Sums of p and of e^eps q apart are off by 8e-11 here, of a margin of 1e-12."""
     step, size = 1e-6, 4000
     mass = np.random.default_rng(5).random(size) / size
-    found = profile_on_grid(mass[::-1], step)[::-1]
+    profile = profile_on_grid(mass[::-1], step)[::-1]
     for k in (0, size // 2, size - 3):
         with mp.workdps(40):
             exact = sum(mp.mpf(m) * -mp.expm1((k - j) * mp.mpf(step)) for j, m in enumerate(mass) if j > k)
-        assert float(abs(found[k] / exact - 1)) < 1e-13
+        assert float(abs(profile[k] / exact - 1)) < 1e-13
 
 
 def test_exponents_of_a_steep_tilt_are_allowed_for():

@@ -33,9 +33,9 @@ def many_digits():
         yield
 
 
-def is_upper(found, exact, above):
+def is_upper(bound, exact, above):
     """Not below the exact value (whose own digits end somewhere), and at most so much above it, relatively."""
-    return exact * (1 - mpf(10) ** -40) <= mpf(float(found)) <= exact * (1 + mpf(above))
+    return exact * (1 - mpf(10) ** -40) <= mpf(float(bound)) <= exact * (1 + mpf(above))
 
 
 # Losses
@@ -60,8 +60,8 @@ def test_losses_keep_their_digits_where_densities_are_small(shift):
             (MergedLaplace(tuple(rates), tuple(breaks)), rates, breaks),
             (Laplace(b), [1 / mpf(b)], []),
         ):
-            for at, loss in zip(z, law.loss(np.array(z), shift).tolist(), strict=True):
-                truth = drop(rate, ends, mpf(at) - mpf(shift)) - drop(rate, ends, mpf(at))
+            for point, loss in zip(z, law.loss(np.array(z), shift).tolist(), strict=True):
+                truth = drop(rate, ends, mpf(point) - mpf(shift)) - drop(rate, ends, mpf(point))
                 assert abs(truth - mpf(loss)) <= 64 * mpf(2) ** -53 * (1 + abs(truth))
         losses = Staircase(0.7, period, 0.4).loss(np.array(z), shift)
         assert np.abs(losses / 0.7 - np.round(losses / 0.7)).max() <= 1e-15 * np.abs(losses).max()
@@ -77,8 +77,10 @@ def test_levels_of_steep_losses_far_from_0_are_rounded():
     masses = pieces.intervals.measure(level, np.full(len(level), number))
     points = pieces.inverse(level, number)
     rates, breaks = noise.rates, noise.breaks
-    for at, wanted, allowed in zip(points[:-1].tolist(), level[:-1].tolist(), masses.loss_error.tolist(), strict=True):
-        truth = drop(rates, breaks, mpf(at) - pair.shift.item()) - drop(rates, breaks, mpf(at))
+    for point, wanted, allowed in zip(
+        points[:-1].tolist(), level[:-1].tolist(), masses.loss_error.tolist(), strict=True
+    ):
+        truth = drop(rates, breaks, mpf(point) - pair.shift.item()) - drop(rates, breaks, mpf(point))
         assert abs(truth - mpf(wanted)) <= allowed
 
 
@@ -92,7 +94,7 @@ def gaussian_delta(law, D, eps):
     if law is kernel:
         return mp.ncdf(D / s / 2 - eps * s / D) - mp.exp(eps) * mp.ncdf(-D / s / 2 - eps * s / D)
     low, high, outside = (mpf(float(x)) for x in (law.low, law.high, law.outside))
-    far = 200 * s + D + high - low
+    reach = 200 * s + D + high - low
 
     def mass(a, b):
         return mp.ncdf(-a / s) - mp.ncdf(-b / s) if a > 0 else mp.ncdf(b / s) - mp.ncdf(a / s)
@@ -100,7 +102,7 @@ def gaussian_delta(law, D, eps):
     def weight(x):
         return mpf(1) if low <= x <= high else outside
 
-    ends = sorted([low, high, low + D, high + D, -far, far])
+    ends = sorted([low, high, low + D, high + D, -reach, reach])
     total = mpf(0)
     for a, b in itertools.pairwise(ends):
         w_p, w_q = weight((a + b) / 2), weight((a + b) / 2 - D)
@@ -158,10 +160,10 @@ def test_an_outside_weight_next_to_1_is_rounded():
 def test_wide_gaussian_noise():
     """The loss hardly exceeds eps: p and e^eps q agree in ten digits."""
     m = Additive(Gaussian(1e5), sensitivity=1.0)
-    found = accountants.delta(m, 6e-5)
-    assert is_upper(found, gaussian_delta(m.noise, 1.0, 6e-5), "1e-12")
-    eps = accountants.epsilon(m, found)
-    assert accountants.delta(m, eps) <= found
+    delta = accountants.delta(m, 6e-5)
+    assert is_upper(delta, gaussian_delta(m.noise, 1.0, 6e-5), "1e-12")
+    eps = accountants.epsilon(m, delta)
+    assert accountants.delta(m, eps) <= delta
     assert eps == pytest.approx(6e-5, rel=1e-12)
 
 
@@ -169,8 +171,8 @@ def test_wide_gaussian_noise_under_tracing(x64):
     def value(sigma):
         return accountants.delta(Additive(Gaussian(sigma), sensitivity=1.0), jnp.float64(6e-5))
 
-    found, slope = jax.jit(jax.value_and_grad(value))(jnp.float64(1e5))
-    assert is_upper(found, gaussian_delta(Gaussian(1e5), 1.0, 6e-5), "1e-12")
+    delta, slope = jax.jit(jax.value_and_grad(value))(jnp.float64(1e5))
+    assert is_upper(delta, gaussian_delta(Gaussian(1e5), 1.0, 6e-5), "1e-12")
     exact = slope_by_differences(lambda sigma: gaussian_delta(Gaussian(sigma), 1.0, 6e-5), 1e5, 10.0)
     assert float(slope) == pytest.approx(exact, rel=1e-8)
 
@@ -209,12 +211,12 @@ def next_to_a_loss(count, counts=(1, 300)):
 def test_pure_composition_next_to_its_largest_losses():
     tried = 0
     for eps0, k, eps in next_to_a_loss(200):
-        exact, found = exact_pure_delta(eps0, k, eps), pure_delta(eps0, k, eps)
+        exact, delta = exact_pure_delta(eps0, k, eps), pure_delta(eps0, k, eps)
         if exact > 1e-290:
             tried += 1
-            assert is_upper(found, exact, "2e-12"), (eps0, k, eps)
+            assert is_upper(delta, exact, "2e-12"), (eps0, k, eps)
         elif exact == 0:
-            assert found == 0, (eps0, k, eps)
+            assert delta == 0, (eps0, k, eps)
     assert tried > 100
 
 
@@ -228,10 +230,12 @@ def test_epsilon_of_pure_composition_is_an_upper_bound():
         delta = float(exact_pure_delta(eps0, k, eps))
         if delta == 1:
             continue
-        found = pure_epsilon(eps0, k, delta)
-        assert exact_pure_delta(eps0, k, found) <= mpf(delta)
+        epsilon = pure_epsilon(eps0, k, delta)
+        assert exact_pure_delta(eps0, k, epsilon) <= mpf(delta)
         if delta > 1e-300:
-            assert found <= max(eps, 0.0) * (1 + 1e-9) + 1e-12 or exact_pure_delta(eps0, k, found * (1 - 1e-9)) > delta
+            assert (
+                epsilon <= max(eps, 0.0) * (1 + 1e-9) + 1e-12 or exact_pure_delta(eps0, k, epsilon * (1 - 1e-9)) > delta
+            )
     for eps0, k in ((0.1, 3), (0.7, 10**6), (1 / 3, 999_983)):
         level = pure_epsilon(eps0, k, 0.0)
         assert k * mpf(eps0) <= level < k * mpf(eps0) * (1 + mpf("3e-16"))
@@ -241,12 +245,12 @@ def test_epsilon_of_pure_composition_is_an_upper_bound():
 def exact_mixed_delta(eps0, m, n, eps):
     """The largest over t_l of the sum of Theorem 3, in many digits."""
     eps0, eps = mpf(float(eps0)), mpf(float(eps))
-    found = [mpf(0)]
+    deltas = [mpf(0)]
     for l in range(m + 2 * n + 2):  # noqa: E741
         t = (eps + (l + 1 - n) * eps0) / (m + 1)
         if 0 < t < eps0:
-            found.append(delta_at(eps0, m, n, eps, t))
-    return max(found)
+            deltas.append(delta_at(eps0, m, n, eps, t))
+    return max(deltas)
 
 
 def delta_at(eps0, m, n, eps, t):
@@ -275,9 +279,9 @@ def test_the_best_t_is_not_on_a_coarse_grid():
     """Next to the largest loss the best t is next to eps0: twenty values of t give a tenth of delta, or nothing."""
     eps0, m, n, eps = 0.5, 3, 2, 2.46
     grid = max(delta_at(mpf(eps0), m, n, mpf(eps), mpf(eps0) * k / 20) for k in range(1, 20))
-    found = mixed_delta(eps0, m, n, eps)
-    assert is_upper(found, exact_mixed_delta(eps0, m, n, eps), "1e-12")
-    assert found > 5 * grid
+    delta = mixed_delta(eps0, m, n, eps)
+    assert is_upper(delta, exact_mixed_delta(eps0, m, n, eps), "1e-12")
+    assert delta > 5 * grid
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 40, 1000, 10**6])

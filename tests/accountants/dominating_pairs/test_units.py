@@ -54,12 +54,12 @@ def test_profiles_have_no_place_and_no_unit(name):
     """Bit by bit: delta at five budgets and eps at one delta, of mechanisms anywhere."""
     for random in draws(name, EACH):
         make = FAMILIES[name](random)
-        here, there = make(*NOWHERE), make(*place_of(random, name))
-        eps = budgets(random, here, 5)
-        np.testing.assert_array_equal(accountants.delta(here, eps), accountants.delta(there, eps))
+        reference, scaled = make(*NOWHERE), make(*place_of(random, name))
+        eps = budgets(random, reference, 5)
+        np.testing.assert_array_equal(accountants.delta(reference, eps), accountants.delta(scaled, eps))
         level = between(random, 1e-8, 1e-2)
-        assert accountants.epsilon(here, level) == accountants.epsilon(there, level)
-        assert accountants.epsilon(here, 0.0) == accountants.epsilon(there, 0.0)
+        assert accountants.epsilon(reference, level) == accountants.epsilon(scaled, level)
+        assert accountants.epsilon(reference, 0.0) == accountants.epsilon(scaled, 0.0)
 
 
 @pytest.mark.parametrize("name", slow(ROUNDED, *(set(ROUNDED) - {"laplace", "gaussian", "central-piecewise"})))
@@ -67,11 +67,11 @@ def test_a_ratio_of_lengths_is_only_rounded(name):
     """In any unit; where a rounded ratio moves delta by no more than 1e-12 of it."""
     for random in draws(name, 8, seed=1):
         make = FAMILIES[name](random)
-        here, there = make(*NOWHERE), make(0.0, between(random, 1e-6, 1e6))
-        eps = budgets(random, here, 5)
-        found, moved = (np.asarray(accountants.delta(m, eps)) for m in (here, there))
-        known = found > 1e-3 * found.max()
-        np.testing.assert_allclose(moved[known], found[known], rtol=1e-12)
+        reference, scaled = make(*NOWHERE), make(0.0, between(random, 1e-6, 1e6))
+        eps = budgets(random, reference, 5)
+        delta, moved_delta = (np.asarray(accountants.delta(m, eps)) for m in (reference, scaled))
+        known = delta > 1e-3 * delta.max()
+        np.testing.assert_allclose(moved_delta[known], delta[known], rtol=1e-12)
 
 
 OF_GUARANTEES = ("uniform-constant", "sine-constant", "triangle-quartic", "table-table", "hybrid")
@@ -85,24 +85,24 @@ def test_guarantees_have_no_place_and_no_unit(name, what):
     """Brackets, Renyi divergences, compositions, samples and forms, bit by bit."""
     random = next(draws(name, 1, seed=2))
     make = FAMILIES[name](random)
-    here, there = (guarantee(make(*place)) for place in (NOWHERE, somewhere(random)))
+    reference, scaled = (guarantee(make(*place)) for place in (NOWHERE, somewhere(random)))
     value = {
-        "bracket": lambda made: made.repeat(3).bracket(epsilon=0.5),
-        "inverse bracket": lambda made: made.bracket(delta=1e-3),
-        "renyi": lambda made: made.renyi(2.5),
-        "composed": lambda made: made.repeat(5).delta(0.3),
-        "sampled": lambda made: made.subsample(0.3).repeat(4).delta(0.1),
-        "kept": lambda made: made.to_json(),
+        "bracket": lambda g: g.repeat(3).bracket(epsilon=0.5),
+        "inverse bracket": lambda g: g.bracket(delta=1e-3),
+        "renyi": lambda g: g.renyi(2.5),
+        "composed": lambda g: g.repeat(5).delta(0.3),
+        "sampled": lambda g: g.subsample(0.3).repeat(4).delta(0.1),
+        "kept": lambda g: g.to_json(),
     }[what]
-    assert value(here) == value(there)
+    assert value(reference) == value(scaled)
 
 
 @pytest.mark.parametrize(("name", "law"), [("laplace", dpk.Laplace(0.8)), ("gaussian", dpk.Gaussian(1.7))])
 def test_a_kept_guarantee_of_noise_has_no_unit(name, law):
-    made = guarantee(dpk.Additive(law, 1.0)).to_json()
+    text = guarantee(dpk.Additive(law, 1.0)).to_json()
     wider = calibrate.rescaled(law, 4096.0)
-    assert guarantee(dpk.Additive(wider, 4096.0)).to_json() == made
-    assert accountants.Guarantee.from_json(made).to_json() == made
+    assert guarantee(dpk.Additive(wider, 4096.0)).to_json() == text
+    assert accountants.Guarantee.from_json(text).to_json() == text
     assert "4096" not in json.dumps(guarantee(dpk.Additive(wider, 4096.0)).to_dict())
 
 
@@ -112,10 +112,10 @@ def test_a_kept_guarantee_of_noise_has_no_unit(name, law):
 def test_a_far_interval_has_the_profile_of_any_other():
     near = dpk.composite("sine", "constant", epsilon=2.0, lower=0.0, upper=1.0)
     far = dpk.composite("sine", "constant", epsilon=2.0, lower=100000.1, upper=100001.2)
-    found = accountants.delta(far, 1.9)
-    assert found == accountants.delta(near, 1.9) == pytest.approx(0.021878850537, rel=1e-10)
+    delta = accountants.delta(far, 1.9)
+    assert delta == accountants.delta(near, 1.9) == pytest.approx(0.021878850537, rel=1e-10)
     low, high = guarantee(far).bracket(epsilon=1.9)
-    assert low <= found <= high
+    assert low <= delta <= high
 
 
 def test_a_very_narrow_interval_has_the_bracket_of_any_other():
@@ -165,63 +165,68 @@ def lengths(law):
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_calibration_has_no_unit(name):
     """But for rounding; and the claim is met in any unit."""
-    here = CALIBRATED[name](1.0)
+    reference = CALIBRATED[name](1.0)
     for D in (2.0**-30, 1234.567):
-        there = CALIBRATED[name](D)
-        np.testing.assert_allclose(lengths(there.noise), np.multiply(lengths(here.noise), D), rtol=1e-12)
-        assert getattr(there.noise, "outside", 0.0) == pytest.approx(getattr(here.noise, "outside", 0.0), rel=1e-11)
-        if there.delta is not None:
-            assert accountants.delta(there, there.epsilon) <= there.delta
+        scaled = CALIBRATED[name](D)
+        np.testing.assert_allclose(lengths(scaled.noise), np.multiply(lengths(reference.noise), D), rtol=1e-12)
+        assert getattr(scaled.noise, "outside", 0.0) == pytest.approx(
+            getattr(reference.noise, "outside", 0.0), rel=1e-11
+        )
+        if scaled.delta is not None:
+            assert accountants.delta(scaled, scaled.epsilon) <= scaled.delta
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [dpk.piecewise, dpk.duchi, dpk.hybrid])
 def test_calibration_of_bounded_reports_has_no_place(make):
     budget = {"epsilon": 2.0, "delta": 1e-5, "count": 20}
-    here, there = (
+    reference, scaled = (
         calibrate.composed_budget(make, **budget, lower=lower, upper=upper)
         for lower, upper in (NOWHERE, (987654.3, 987654.9))
     )
-    assert here.epsilon == there.epsilon
+    assert reference.epsilon == scaled.epsilon
 
 
 # Tuning: a family at a location and a unit, and an objective there; the power of the unit that its values have
 
 TUNED = {
-    "piecewise": (lambda at, unit: tune.piecewise(epsilon=1.3, lower=at, upper=at + unit), "worst variance"),
-    "piecewise-error": (lambda at, unit: tune.piecewise(epsilon=1.3, lower=at, upper=at + unit), "absolute error"),
-    "sine": (lambda at, unit: tune.composite("sine", epsilon=2.1, lower=at, upper=at + unit), "acceptance"),
-    "quartic": (lambda at, unit: tune.composite("sine", "quartic", epsilon=0.7, lower=at, upper=at + unit), "variance"),
-    "triangle": (lambda at, unit: tune.piecewise_triangle(epsilon=3.0, lower=at, upper=at + unit), "average"),
-    "square-wave": (lambda at, unit: tune.square_wave(epsilon=1.0, lower=at, upper=at + unit), "distribution"),
-    "hybrid": (lambda at, unit: tune.hybrid(epsilon=1.0, lower=at, upper=at + unit), "quantile"),
+    "piecewise": (lambda low, unit: tune.piecewise(epsilon=1.3, lower=low, upper=low + unit), "worst variance"),
+    "piecewise-error": (lambda low, unit: tune.piecewise(epsilon=1.3, lower=low, upper=low + unit), "absolute error"),
+    "sine": (lambda low, unit: tune.composite("sine", epsilon=2.1, lower=low, upper=low + unit), "acceptance"),
+    "quartic": (
+        lambda low, unit: tune.composite("sine", "quartic", epsilon=0.7, lower=low, upper=low + unit),
+        "variance",
+    ),
+    "triangle": (lambda low, unit: tune.piecewise_triangle(epsilon=3.0, lower=low, upper=low + unit), "average"),
+    "square-wave": (lambda low, unit: tune.square_wave(epsilon=1.0, lower=low, upper=low + unit), "distribution"),
+    "hybrid": (lambda low, unit: tune.hybrid(epsilon=1.0, lower=low, upper=low + unit), "quantile"),
     "recycled": (
-        lambda at, unit: tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5, sensitivity=unit),
+        lambda low, unit: tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5, sensitivity=unit),
         "acceptance",
     ),
     "recycled-shape": (
-        lambda at, unit: tune.budget_recycled("laplace", epsilon=1.0, delta=1e-5, sensitivity=unit),
+        lambda low, unit: tune.budget_recycled("laplace", epsilon=1.0, delta=1e-5, sensitivity=unit),
         "worst variance",
     ),
-    "staircase": (lambda at, unit: tune.staircase(epsilon=1.5, sensitivity=unit), "acceptance"),
-    "merged": (lambda at, unit: tune.merged_laplace(epsilon=5.0, sensitivity=unit), "absolute error"),
+    "staircase": (lambda low, unit: tune.staircase(epsilon=1.5, sensitivity=unit), "acceptance"),
+    "merged": (lambda low, unit: tune.merged_laplace(epsilon=5.0, sensitivity=unit), "absolute error"),
     "truncated-laplace": (
-        lambda at, unit: tune.truncated_laplace(epsilon=1.0, delta=1e-2, sensitivity=unit),
+        lambda low, unit: tune.truncated_laplace(epsilon=1.0, delta=1e-2, sensitivity=unit),
         "worst variance",
     ),
     "truncated-gaussian": (
-        lambda at, unit: tune.truncated_gaussian(epsilon=1.0, delta=1e-2, sensitivity=unit),
+        lambda low, unit: tune.truncated_gaussian(epsilon=1.0, delta=1e-2, sensitivity=unit),
         "worst variance",
     ),
 }
 OBJECTIVES = {
-    "worst variance": (lambda at, unit: tune.worst_variance, 2),
-    "variance": (lambda at, unit: tune.variance_at(at + unit / 4), 2),
-    "average": (lambda at, unit: tune.average_variance(at + unit * np.array([0.0, 0.5, 1.0]), [1.0, 3.0]), 2),
-    "absolute error": (lambda at, unit: tune.absolute_error(), 1),
-    "quantile": (lambda at, unit: tune.quantile(0.1), 1),
-    "distribution": (lambda at, unit: tune.distribution(1e4), 1),
-    "acceptance": (lambda at, unit: tune.acceptance(0.75 * unit), 0),
+    "worst variance": (lambda low, unit: tune.worst_variance, 2),
+    "variance": (lambda low, unit: tune.variance_at(low + unit / 4), 2),
+    "average": (lambda low, unit: tune.average_variance(low + unit * np.array([0.0, 0.5, 1.0]), [1.0, 3.0]), 2),
+    "absolute error": (lambda low, unit: tune.absolute_error(), 1),
+    "quantile": (lambda low, unit: tune.quantile(0.1), 1),
+    "distribution": (lambda low, unit: tune.distribution(1e4), 1),
+    "acceptance": (lambda low, unit: tune.acceptance(0.75 * unit), 0),
 }
 
 
@@ -234,15 +239,15 @@ def test_tuning_has_no_place_and_no_unit(name):
     """At a place where lengths are multiples of the unit in floats too: parameters of bounded ones bit by bit."""
     family, chosen = TUNED[name]
     objective, power = OBJECTIVES[chosen]
-    here, there = (tune.best(family(*at), objective(*at)) for at in (NOWHERE, (2.0**33, 2.0**-4)))
-    assert there.value == pytest.approx(here.value * 2.0 ** (-4 * power), rel=1e-12)
-    assert there.evaluations == here.evaluations
-    if hasattr(here.mechanism, "noise"):
-        found = lengths(there.mechanism.noise)
-        np.testing.assert_allclose(found, np.multiply(lengths(here.mechanism.noise), 2.0**-4), rtol=1e-12)
+    reference, scaled = (tune.best(family(*units), objective(*units)) for units in (NOWHERE, (2.0**33, 2.0**-4)))
+    assert scaled.value == pytest.approx(reference.value * 2.0 ** (-4 * power), rel=1e-12)
+    assert scaled.evaluations == reference.evaluations
+    if hasattr(reference.mechanism, "noise"):
+        noise_lengths = lengths(scaled.mechanism.noise)
+        np.testing.assert_allclose(noise_lengths, np.multiply(lengths(reference.mechanism.noise), 2.0**-4), rtol=1e-12)
     else:
-        moved = dataclasses.replace(here.mechanism, **place(here.mechanism, *there.mechanism.input_interval))
-        assert moved == there.mechanism
+        moved = dataclasses.replace(reference.mechanism, **place(reference.mechanism, *scaled.mechanism.input_interval))
+        assert moved == scaled.mechanism
 
 
 def place(mechanism, lower, upper):
@@ -255,18 +260,18 @@ def place(mechanism, lower, upper):
 @pytest.mark.thorough
 def test_tuning_anywhere_finds_the_same():
     """Far from 0, where no length of the interval is one of its floats."""
-    families = [tune.piecewise(epsilon=1.3, lower=at, upper=at + unit) for at, unit in (NOWHERE, (1e9 + 0.1, 1.7))]
-    here, there = (tune.best(family, tune.absolute_error()) for family in families)
-    assert there.mechanism.width == here.mechanism.width
-    assert there.value == pytest.approx(here.value * 2 * families[1].unit, rel=1e-12)
+    families = [tune.piecewise(epsilon=1.3, lower=low, upper=low + unit) for low, unit in (NOWHERE, (1e9 + 0.1, 1.7))]
+    reference, scaled = (tune.best(family, tune.absolute_error()) for family in families)
+    assert scaled.mechanism.width == reference.mechanism.width
+    assert scaled.value == pytest.approx(reference.value * 2 * families[1].unit, rel=1e-12)
 
 
 @pytest.mark.thorough
 def test_tuning_at_many_budgets_has_no_place_and_no_unit():
     eps = np.array([0.5, 1.0, 3.0])
-    here, there = (
-        tune.many(tune.piecewise(epsilon=eps, lower=at, upper=at + unit), tune.worst_variance)
-        for at, unit in (NOWHERE, (2.0**33, 2.0**-4))
+    reference, scaled = (
+        tune.many(tune.piecewise(epsilon=eps, lower=low, upper=low + unit), tune.worst_variance)
+        for low, unit in (NOWHERE, (2.0**33, 2.0**-4))
     )
-    np.testing.assert_array_equal(here.parameters["eta"], there.parameters["eta"])
-    np.testing.assert_allclose(there.values, here.values * 2.0**-8, rtol=1e-12)
+    np.testing.assert_array_equal(reference.parameters["eta"], scaled.parameters["eta"])
+    np.testing.assert_allclose(scaled.values, reference.values * 2.0**-8, rtol=1e-12)

@@ -56,21 +56,21 @@ KNOWN = {
 @pytest.mark.parametrize("name", ["gaussian", *(pytest.param(n, marks=pytest.mark.slow) for n in list(KNOWN)[1:])])
 def test_densities_of_noise_are_noise(name):
     make, (noise, D) = KNOWN[name]
-    made, known = guarantee(make()).repeat(200), guarantee(Additive(noise), D).repeat(200)
-    assert made.estimate_epsilon(1e-6) == pytest.approx(known.estimate_epsilon(1e-6), rel=1e-9)
-    low, high = made.bracket(delta=1e-6)
-    assert low <= known.estimate_epsilon(1e-6) <= high <= low * (1 + 1e-4)
+    release, known_release = guarantee(make()).repeat(200), guarantee(Additive(noise), D).repeat(200)
+    assert release.estimate_epsilon(1e-6) == pytest.approx(known_release.estimate_epsilon(1e-6), rel=1e-9)
+    low, high = release.bracket(delta=1e-6)
+    assert low <= known_release.estimate_epsilon(1e-6) <= high <= low * (1 + 1e-4)
 
 
 @pytest.mark.slow
 def test_samples_of_densities_are_samples_of_noise():
-    made, known = (
+    release, known_release = (
         one.subsample(0.2).repeat(100)
         for one in (guarantee(KNOWN["gaussian"][0]()), guarantee(Additive(Gaussian(1.0)), 0.3))
     )
-    assert made.estimate_epsilon(1e-6) == pytest.approx(known.estimate_epsilon(1e-6), rel=1e-9)
-    low, high = made.bracket(delta=1e-6)
-    assert low <= known.estimate_epsilon(1e-6) <= high
+    assert release.estimate_epsilon(1e-6) == pytest.approx(known_release.estimate_epsilon(1e-6), rel=1e-9)
+    low, high = release.bracket(delta=1e-6)
+    assert low <= known_release.estimate_epsilon(1e-6) <= high
 
 
 @pytest.mark.slow
@@ -120,16 +120,18 @@ def test_one_report_of_noise_is_its_exact_profile():
 def test_one_report_whose_loss_turns(eps):
     """Cauchy laws D apart: p > e^eps q between the roots of a quadratic; the largest loss is 2 asinh(D/2)."""
     D, a = 0.2, math.exp(eps)
-    made = guarantee(density_pair(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
+    release = guarantee(
+        density_pair(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf))
+    )
     # 1 + (y - D)^2 = a (1 + y^2).
     roots = np.sort(np.roots([a - 1, 2 * D, a - 1 - D**2])) if eps else np.array([-np.inf, D / 2])
     (p_low, p_high), (q_low, q_high) = (stats.cauchy.cdf(roots, loc=by) for by in (0, D))
-    assert made.estimate_delta(eps) == pytest.approx(p_high - p_low - a * (q_high - q_low), rel=1e-8, abs=1e-14)
+    assert release.estimate_delta(eps) == pytest.approx(p_high - p_low - a * (q_high - q_low), rel=1e-8, abs=1e-14)
 
 
 def test_a_pair_and_its_mirror_are_one():
-    made = guarantee(exponentials().terms[0].pairs[0].mirror()).repeat(5)
-    np.testing.assert_allclose(made.bracket(epsilon=1.0), exponentials().repeat(5).bracket(epsilon=1.0), rtol=1e-6)
+    release = guarantee(exponentials().terms[0].pairs[0].mirror()).repeat(5)
+    np.testing.assert_allclose(release.bracket(epsilon=1.0), exponentials().repeat(5).bracket(epsilon=1.0), rtol=1e-6)
 
 
 def test_supports_that_differ_have_infinite_losses():
@@ -138,9 +140,9 @@ def test_supports_that_differ_have_infinite_losses():
     def uniform(start):
         return lambda y: np.where((y >= start) & (y <= start + 1), 0.0, -np.inf)
 
-    made = guarantee(density_pair(uniform(0.0), uniform(0.01), (0.0, 0.01, 1.0, 1.01))).repeat(20)
+    release = guarantee(density_pair(uniform(0.0), uniform(0.01), (0.0, 0.01, 1.0, 1.01))).repeat(20)
     exact = 1 - 0.99**20
-    low, high = made.bracket(epsilon=1.0)
+    low, high = release.bracket(epsilon=1.0)
     assert low <= exact * (1 + 1e-12)
     assert exact * (1 - 1e-12) <= high <= exact * (1 + 1e-6)
 
@@ -149,12 +151,14 @@ def test_supports_that_differ_have_infinite_losses():
 def test_heavy_tails():
     """Cauchy, whose largest loss is in closed form."""
     D = 0.2
-    made = guarantee(density_pair(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
+    release = guarantee(
+        density_pair(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf))
+    )
     largest = 2 * math.asinh(D / 2)
-    made = made.repeat(30)
-    low, high = made.bracket(delta=1e-6)
-    assert low <= made.estimate_epsilon(1e-6) <= high
-    assert made.bracket(epsilon=30 * largest)[0] == 0.0 < made.bracket(epsilon=0.8)[0]
+    release = release.repeat(30)
+    low, high = release.bracket(delta=1e-6)
+    assert low <= release.estimate_epsilon(1e-6) <= high
+    assert release.bracket(epsilon=30 * largest)[0] == 0.0 < release.bracket(epsilon=0.8)[0]
 
 
 @pytest.mark.slow
@@ -199,13 +203,13 @@ def test_what_is_no_density_is_refused(wrong, kind, message):
 
 
 def test_functions_have_no_json_form():
-    made = guarantee(KNOWN["gaussian"][0]())
+    release = guarantee(KNOWN["gaussian"][0]())
     with pytest.raises(TypeError, match="Densities has no JSON form"):
-        made.to_json()
-    same = made
-    assert made == same
+        release.to_json()
+    same = release
+    assert release == same
     with pytest.raises(ValueError, match=r"^adjacency: .*Densities"):
-        made.subsample(0.1, "replace")
+        release.subsample(0.1, "replace")
 
 
 @pytest.mark.lengthy
@@ -228,12 +232,12 @@ def test_estimated_masses_give_no_bound():
 
 def test_tables_are_read_both_ways():
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45])
-    made = guarantee(discrete_pair(p.tolist(), q))
+    release = guarantee(discrete_pair(p.tolist(), q))
     for eps in (0.0, 0.5, 0.85):
-        ways = [np.maximum(a - math.exp(eps) * b, 0.0).sum() for a, b in ((p, q), (q, p))]
-        assert made.estimate_delta(eps) == pytest.approx(max(ways), rel=1e-12)
+        deltas = [np.maximum(a - math.exp(eps) * b, 0.0).sum() for a, b in ((p, q), (q, p))]
+        assert release.estimate_delta(eps) == pytest.approx(max(deltas), rel=1e-12)
     mixed = guarantee(Mixed(0.4, discrete_pair(p, q), discrete_pair([0.5, 0.5], [0.5, 0.5])))
-    assert mixed.estimate_delta(0.85) == pytest.approx(0.4 * made.estimate_delta(0.85), rel=1e-12)
+    assert mixed.estimate_delta(0.85) == pytest.approx(0.4 * release.estimate_delta(0.85), rel=1e-12)
     assert mixed.estimate_delta(0.85) == guarantee(
         Mixed(0.4, discrete_pair(q, p), discrete_pair([0.5, 0.5], [0.5, 0.5]))
     ).estimate_delta(0.85)
@@ -275,9 +279,9 @@ def test_randomised_response_against_its_channel(eps0, k):
 
 @pytest.mark.slow
 def test_reports_of_two_categories_are_kairouz():
-    made = guarantee(randomised_response(0.5)).repeat(20)
+    reports = guarantee(randomised_response(0.5)).repeat(20)
     for eps in (1.0, 4.2):
-        assert made.estimate_delta(eps) == pytest.approx(float(pure_delta(0.5, 20, eps)), rel=1e-6)
+        assert reports.estimate_delta(eps) == pytest.approx(float(pure_delta(0.5, 20, eps)), rel=1e-6)
 
 
 def test_reports_of_many_categories_by_enumeration():
@@ -286,10 +290,10 @@ def test_reports_of_many_categories_by_enumeration():
     for _ in range(6):
         loss = np.add.outer(loss, np.log(p) - np.log(q)).ravel()
         mass = np.multiply.outer(mass, p).ravel()
-    made = guarantee(randomised_response(1.0, categories=5)).repeat(6)
+    reports = guarantee(randomised_response(1.0, categories=5)).repeat(6)
     for eps in (0.7, 2.3):
         exact = mass @ -np.expm1(np.minimum(eps - loss, 0.0))
-        low, high = made.bracket(epsilon=eps)
+        low, high = reports.bracket(epsilon=eps)
         assert low <= exact <= high <= low * (1 + 1e-3)
 
 

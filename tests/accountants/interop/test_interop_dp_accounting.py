@@ -297,8 +297,8 @@ def test_their_calibration_takes_our_accountant():
         google.LowerEndpointAndGuess(1, 10),
         discrete=True,
     )
-    at, after = (Accountant().compose(Repeated(Gaussian(20.0), n)).get_epsilon(delta) for n in (count, count + 1))
-    assert at <= 1 < after
+    before, after = (Accountant().compose(Repeated(Gaussian(20.0), n)).get_epsilon(delta) for n in (count, count + 1))
+    assert before <= 1 < after
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
@@ -310,26 +310,26 @@ def test_events_and_guarantees_are_converted_both_ways(relation):
         events += [Response(0.25, 2), Repeated(Response(0.5, 4), 3)]
     events.append(Composed(events[:3]))
     for event in events:
-        made = from_dp_event(event, relation)
-        again = to_dp_event(made, relation)
+        converted = from_dp_event(event, relation)
+        event_again = to_dp_event(converted, relation)
         if isinstance(event, DiscreteLaplace):
-            assert again.sensitivity == event.sensitivity
-            assert again.noise_parameter == pytest.approx(event.noise_parameter, rel=1e-12)
+            assert event_again.sensitivity == event.sensitivity
+            assert event_again.noise_parameter == pytest.approx(event.noise_parameter, rel=1e-12)
         elif "DiscreteLaplace" not in str(event) and "Response" not in str(event):
-            assert again == event
-            assert from_dp_event(again, relation) == made
-        assert from_dp_event(again, relation).epsilon(1e-6) == pytest.approx(made.epsilon(1e-6), rel=1e-10)
+            assert event_again == event
+            assert from_dp_event(event_again, relation) == converted
+        assert from_dp_event(event_again, relation).epsilon(1e-6) == pytest.approx(converted.epsilon(1e-6), rel=1e-10)
 
 
 def test_what_no_event_means_is_not_converted():
     staircase = dpk.staircase(epsilon=1.0)
-    for made in (
+    for unconvertible in (
         accountants.guarantee(staircase),
         accountants.guarantee(accountants.discrete_pair([0.5, 0.3, 0.2], [0.1, 0.4, 0.5])),
         accountants.guarantee(accountants.discrete_pair([0.6, 0.1, 0.2, 0.1], [0.1, 0.2, 0.1, 0.6])),
     ):
         with pytest.raises(ValueError, match="no event means the same"):
-            to_dp_event(made)
+            to_dp_event(unconvertible)
     sampled = accountants.guarantee(dpk.Additive(dpk.Gaussian(1.0)), 1.0).subsample(0.1, adjacency="replace")
     with pytest.raises(ValueError, match="neighboring_relation"):
         to_dp_event(sampled, ADD)
@@ -406,9 +406,9 @@ def test_truncated_samples_of_gaussian_noise():
 def test_samples_without_replacement():
     """Records are replaced, and rate 1 is a release on all the data."""
     for inner in (Gaussian(2.0), Laplace(2.0)):
-        whole = Accountant(REPLACE).compose(google.SampledWithoutReplacementDpEvent(10, 10, inner), 3)
+        all_data = Accountant(REPLACE).compose(google.SampledWithoutReplacementDpEvent(10, 10, inner), 3)
         plain = Accountant(REPLACE).compose(inner, 3)
-        assert whole.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-4)
+        assert all_data.get_epsilon(1e-5) == pytest.approx(plain.get_epsilon(1e-5), rel=1e-4)
         few = Accountant(REPLACE).compose(google.SampledWithoutReplacementDpEvent(10, 1, inner), 3)
         assert few.get_epsilon(1e-5) < plain.get_epsilon(1e-5)
     with pytest.raises(google.UnsupportedEventError):
@@ -460,8 +460,8 @@ def test_budgets_are_composed_optimally(monkeypatch, epsilon, delta, count):
 
 def test_discrete_gaussian_events():
     event = event_class("DiscreteGaussianDpEvent")
-    own = accountants.guarantee(dpk.Additive(dpk.DiscreteGaussian(2.0)), 1.0).repeat(3)
-    assert Accountant().compose(event(2.0, 1.0, 1), 3).get_epsilon(1e-5) == own.epsilon(1e-5)
+    expected = accountants.guarantee(dpk.Additive(dpk.DiscreteGaussian(2.0)), 1.0).repeat(3)
+    assert Accountant().compose(event(2.0, 1.0, 1), 3).get_epsilon(1e-5) == expected.epsilon(1e-5)
     with pytest.raises(google.UnsupportedEventError, match="dimension must be 1"):
         Accountant().compose(event(2.0))
 

@@ -94,11 +94,11 @@ def test_the_map_of_noise_covers_what_the_table_reveals(noise, d_in):
     table = dpk.exact_sampler(NOISE).certificate.table
     weights = np.array([float(weight) for weight in table.outcomes]) / table.total
     cells = math.ceil(math.ceil(Fraction(d_in) / Fraction(2) ** table.grid_log2) / table.points_per_bin)
-    here, there = np.append(weights, np.zeros(cells)), np.append(np.zeros(cells), weights)
+    mass, mass_moved = np.append(weights, np.zeros(cells)), np.append(np.zeros(cells), weights)
     epsilon, delta = noise.map(d_in)
 
-    def revealed(at):
-        return max(np.maximum(p - math.exp(at) * q, 0.0).sum() for p, q in ((here, there), (there, here)))
+    def revealed(ratio):
+        return max(np.maximum(p - math.exp(ratio) * q, 0.0).sum() for p, q in ((mass, mass_moved), (mass_moved, mass)))
 
     assert revealed(epsilon) <= delta * (1 + 1e-9)
     assert revealed(epsilon * (1 - 1e-3)) > delta

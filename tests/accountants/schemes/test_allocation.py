@@ -36,8 +36,8 @@ def joint_laws(p, q, steps, times=1):
     with_it, without = [], []
     for outcomes in itertools.product(range(len(p)), repeat=steps):
         without.append(math.prod(q[o] for o in outcomes))
-        parts = (math.prod((p if i in subset else q)[o] for i, o in enumerate(outcomes)) for subset in subsets)
-        with_it.append(sum(parts) / len(subsets))
+        products = (math.prod((p if i in subset else q)[o] for i, o in enumerate(outcomes)) for subset in subsets)
+        with_it.append(sum(products) / len(subsets))
     return with_it, without
 
 
@@ -301,11 +301,11 @@ def test_sums_of_atoms(side):
     sums, masses = np.zeros(1), np.ones(1)
     for _ in range(5):
         sums, masses = (sums[:, None] + value).ravel(), (masses[:, None] * mass).ravel()
-    points, found = total.points()
+    points, sum_masses = total.points()
     for strike in np.quantile(sums, [0.01, 0.3, 0.7, 0.99]):
         for sign in (1, -1):
             truth = (masses * np.maximum(sign * (sums - strike), 0.0)).sum()
-            bound = (found * np.maximum(sign * (points - strike), 0.0)).sum() + total.excess * (sign > 0)
+            bound = (sum_masses * np.maximum(sign * (points - strike), 0.0)).sum() + total.excess * (sign > 0)
             assert side * (bound - truth) >= -1e-12
             assert abs(bound - truth) <= 4e-6  # The sum has the mean 5.
 

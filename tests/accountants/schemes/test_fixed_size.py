@@ -53,10 +53,10 @@ def test_enumeration_of_samples(batch, examples, count):
     for eps in EPS:
         low, high = scheme.bracket(epsilon=eps)
         truths = []
-        for own, other, rest in itertools.product(range(K), repeat=3):
+        for value_p, value_q, rest in itertools.product(range(K), repeat=3):
             laws = [
                 on_samples(lambda sample, value=value, rest=rest: value if 0 in sample else rest, batch, examples)
-                for value in (own, other)
+                for value in (value_p, value_q)
             ]
             truths.append(largest_delta(composed(laws, count), eps))
         assert low * (1 - 1e-9) - 1e-15 <= max(truths) <= high * (1 + 1e-9) + 1e-15
@@ -103,10 +103,10 @@ NOISES = {
 def test_limits(name):
     """A sample of everything is a release on everything with a record replaced, twice the sensitivity apart."""
     noise = NOISES[name]
-    whole = guarantee(dpk.Additive(noise), 1.0).sample_fixed(50, 50)
+    all_data = guarantee(dpk.Additive(noise), 1.0).sample_fixed(50, 50)
     plain = guarantee(dpk.Additive(noise), 2.0)
     for eps in (0.1, 1.0):
-        assert whole.bracket(epsilon=eps)[1] == pytest.approx(plain.bracket(epsilon=eps)[1], rel=1e-9)
+        assert all_data.bracket(epsilon=eps)[1] == pytest.approx(plain.bracket(epsilon=eps)[1], rel=1e-9)
     few = guarantee(dpk.Additive(noise), 1.0)
     sizes = [few.sample_fixed(batch, 50).repeat(3).delta(0.5) for batch in (1, 5, 25, 50)]
     assert sizes == sorted(sizes)
@@ -114,8 +114,8 @@ def test_limits(name):
 
 def test_lattices_move_by_twice_the_sensitivity():
     noise = dpk.DiscreteLaplace(1.0)
-    whole = guarantee(dpk.Additive(noise), 1.0).sample_fixed(5, 5).bracket(epsilon=0.5)
-    assert whole == pytest.approx(guarantee(dpk.Additive(noise), 2.0).bracket(epsilon=0.5), rel=1e-9)
+    all_data = guarantee(dpk.Additive(noise), 1.0).sample_fixed(5, 5).bracket(epsilon=0.5)
+    assert all_data == pytest.approx(guarantee(dpk.Additive(noise), 2.0).bracket(epsilon=0.5), rel=1e-9)
 
 
 def test_bad_input():

@@ -37,24 +37,24 @@ ONE = {"bins": lambda step: step.balls_in_bins(20, 3), "shuffled": lambda step: 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", [*SCHEMES, *ONE])
 def test_files_and_pickles(name):
-    made = (SCHEMES | ONE)[name](gaussian(1.2)).repeat(2)
-    again = accountants.Guarantee.from_dict(json.loads(json.dumps(made.to_dict())))
-    assert again == made
-    assert again.neighbouring == made.neighbouring
-    assert again.bracket(epsilon=1.0) == made.bracket(epsilon=1.0)
-    assert pickle.loads(pickle.dumps(made)) == made
+    release = (SCHEMES | ONE)[name](gaussian(1.2)).repeat(2)
+    restored = accountants.Guarantee.from_dict(json.loads(json.dumps(release.to_dict())))
+    assert restored == release
+    assert restored.neighbouring == release.neighbouring
+    assert restored.bracket(epsilon=1.0) == release.bracket(epsilon=1.0)
+    assert pickle.loads(pickle.dumps(release)) == release
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", SCHEMES)
 def test_composed_with_other_noise(name):
     """With a release that costs nearly nothing it is nearly alone; with another one it costs more."""
-    made = SCHEMES[name](laplace(1.0))
-    low, high = made.repeat(2).bracket(epsilon=0.5)
-    free = made.repeat(2).compose(gaussian(1e5)).bracket(epsilon=0.5)
+    release = SCHEMES[name](laplace(1.0))
+    low, high = release.repeat(2).bracket(epsilon=0.5)
+    free = release.repeat(2).compose(gaussian(1e5)).bracket(epsilon=0.5)
     assert free[0] == pytest.approx(low, rel=2e-3, abs=1e-6)
     assert free[1] == pytest.approx(high, rel=2e-3)
-    more = made.repeat(2).compose(gaussian(2.0))
+    more = release.repeat(2).compose(gaussian(2.0))
     assert more.bracket(epsilon=0.5)[1] > high
     assert more.estimate_delta(0.5) <= more.bracket(epsilon=0.5)[1] * (1 + 1e-9)
 
@@ -62,12 +62,12 @@ def test_composed_with_other_noise(name):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", SCHEMES)
 def test_values_are_upper_ends(name):
-    made = SCHEMES[name](gaussian(1.2))
-    assert made.epsilon(1e-5) == made.bracket(delta=1e-5)[1]
-    assert made.delta(0.5) == made.bracket(epsilon=0.5)[1]
-    low, high = made.bracket(alpha=0.1)
+    release = SCHEMES[name](gaussian(1.2))
+    assert release.epsilon(1e-5) == release.bracket(delta=1e-5)[1]
+    assert release.delta(0.5) == release.bracket(epsilon=0.5)[1]
+    low, high = release.bracket(alpha=0.1)
     assert 0 <= low <= high <= 0.9
-    assert made.delta(made.epsilon(1e-5)) <= 1e-5 * (1 + 1e-9)
+    assert release.delta(release.epsilon(1e-5)) <= 1e-5 * (1 + 1e-9)
 
 
 @pytest.mark.lengthy
@@ -111,28 +111,28 @@ def test_derivatives_in_the_scheme():
 
 def test_one_direction_is_not_enough():
     """An added record of Laplace noise costs more than a removed one, and the guarantee is the larger of both."""
-    made = laplace(1.0).random_allocation(100)
-    pair = made.numeric.terms[0].pairs[0]
+    release = laplace(1.0).random_allocation(100)
+    pair = release.numeric.terms[0].pairs[0]
     added, removed = (float(one.hockey_stick()(np.float64(0.35))) for one in (pair.mirror(), pair))
     assert added > 1.5 * removed
-    assert made.delta(0.35) == pytest.approx(added, rel=1e-9)
-    assert made.bracket(delta=1e-6)[1] == pytest.approx(0.4088, abs=1e-4)
+    assert release.delta(0.35) == pytest.approx(added, rel=1e-9)
+    assert release.bracket(delta=1e-6)[1] == pytest.approx(0.4088, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_schemes_know_their_neighbours(name):
     """Samples of a scheme, and compositions of schemes with other neighbours, are refused."""
-    made = SCHEMES[name](gaussian(1.0))
+    release = SCHEMES[name](gaussian(1.0))
     if name == "groups of all":
-        assert made.neighbouring == gaussian(1.0).neighbouring
+        assert release.neighbouring == gaussian(1.0).neighbouring
         return
     other = gaussian(1.0).shuffled_batches(5)
     for change in (
-        lambda: made.subsample(0.5),
-        lambda: made.sample_fixed(1, 5),
-        lambda: made.random_allocation(5),
-        lambda: made.for_groups(2),
-        lambda: made.compose(other),
+        lambda: release.subsample(0.5),
+        lambda: release.sample_fixed(1, 5),
+        lambda: release.random_allocation(5),
+        lambda: release.for_groups(2),
+        lambda: release.compose(other),
     ):
         with pytest.raises(ValueError, match=r"samples|records|report"):
             change()

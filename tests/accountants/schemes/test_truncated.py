@@ -88,9 +88,9 @@ def test_probabilities_of_full_samples():
 
         full = tail(n - 1, B)
         kept = Fraction(B, n) * tail(n, B + 1) / full
-        found = full_sample_probabilities(float(rate), B, n)
-        assert found[0] == pytest.approx(float(full), rel=1e-11)
-        assert found[1] == pytest.approx(float(kept), rel=1e-11)
+        probabilities = full_sample_probabilities(float(rate), B, n)
+        assert probabilities[0] == pytest.approx(float(full), rel=1e-11)
+        assert probabilities[1] == pytest.approx(float(kept), rel=1e-11)
         # The record is kept in a full sample with the mean of r B/(N + 1), N >= B other records in the sample.
         law = [math.comb(n - 1, j) * rate**j * (1 - rate) ** (n - 1 - j) for j in range(n)]
         assert kept == sum(law[j] * rate * Fraction(B, j + 1) for j in range(B, n)) / full

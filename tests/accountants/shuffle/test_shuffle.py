@@ -48,7 +48,7 @@ def histograms(rows):
 
 def revealed(rows, x, y, others, epsilon):
     """delta of the shuffled reports of x and of y, with those of others, histogram by histogram."""
-    p, q = (histograms(rows[[own, *others]]) for own in (x, y))
+    p, q = (histograms(rows[[value, *others]]) for value in (x, y))
     return sum(max(mass - math.exp(epsilon) * q[counts], 0.0) for counts, mass in p.items())
 
 
@@ -59,13 +59,13 @@ def enumerated(level, k, n, epsilon):
     total, a = 0.0, np.arange(n + 1)
     chance = binom.pmf(a, n, share)
     for x in a[chance > 1e-40]:
-        rest = n - x
-        y = np.arange(rest + 1)
-        of_y = binom.pmf(y, rest, share / (1 - share))
+        remaining = n - x
+        y = np.arange(remaining + 1)
+        of_y = binom.pmf(y, remaining, share / (1 - share))
         y, of_y = y[of_y > 1e-40], of_y[of_y > 1e-40]
         other = min((k - 2) * share / (1 - 2 * share), 1.0)
-        z = np.arange(rest + 1) if k > 2 else np.zeros(1)
-        of_z = binom.pmf(z, (rest - y)[:, None], other) if k > 2 else np.ones((len(y), 1))
+        z = np.arange(remaining + 1) if k > 2 else np.zeros(1)
+        of_z = binom.pmf(z, (remaining - y)[:, None], other) if k > 2 else np.ones((len(y), 1))
         S = share * k * (x * (E0 - E) + y[:, None] * (1 - E * E0) + z * (1 - E))
         total += chance[x] * of_y @ (of_z * np.maximum(S, 0.0)).sum(1)
     return total / (share * k * n)
@@ -74,15 +74,15 @@ def enumerated(level, k, n, epsilon):
 @pytest.mark.parametrize(("n", "epsilon"), [(3, 0.1), (5, 0.4), (7, 0.0)])
 def test_bounds_hold_the_truth_of_every_neighbour(n, epsilon):
     """Histogram by histogram, for every pair and every choice of one input, or of two, of all others."""
-    rows, made = response(1.5, 3), shuffled(response(1.5, 3), n)
+    rows, reports = response(1.5, 3), shuffled(response(1.5, 3), n)
     truths = [
         revealed(rows, x, y, others, epsilon)
         for x, y in ((0, 1), (2, 0))
         for others in ([0] * (n - 1), [1] * (n - 1), [2] * (n - 1), [1] + [2] * (n - 2))
     ]
-    assert max(truths) <= made.delta(epsilon) * (1 + 1e-12)
-    assert made.lower(epsilon=epsilon) == pytest.approx(max(truths), rel=1e-9)
-    low, high = made.bracket(epsilon=epsilon)
+    assert max(truths) <= reports.delta(epsilon) * (1 + 1e-12)
+    assert reports.lower(epsilon=epsilon) == pytest.approx(max(truths), rel=1e-9)
+    low, high = reports.bracket(epsilon=epsilon)
     assert low <= max(truths) <= high
     assert low == pytest.approx(max(truths), rel=1e-9)
 
@@ -100,8 +100,8 @@ def test_bounds_hold_the_truth_of_every_neighbour(n, epsilon):
     ],
 )
 def test_randomised_response_is_enumerated(level, k, n, epsilon):
-    made = shuffled(response(level, k), n)
-    assert made.estimate_delta(epsilon) == pytest.approx(enumerated(level, k, n, epsilon), rel=1e-9)
+    reports = shuffled(response(level, k), n)
+    assert reports.estimate_delta(epsilon) == pytest.approx(enumerated(level, k, n, epsilon), rel=1e-9)
 
 
 @pytest.mark.slow
@@ -109,8 +109,8 @@ def test_randomised_response_is_enumerated(level, k, n, epsilon):
 @pytest.mark.parametrize("level", [1.0, 4.0])
 def test_randomised_response_on_categories_is_enumerated(level, k):
     for epsilon in (0.0, 0.1, 0.7):
-        made = shuffled(response(level, k), 300)
-        assert made.estimate_delta(epsilon) == pytest.approx(enumerated(level, k, 300, epsilon), rel=1e-9)
+        reports = shuffled(response(level, k), 300)
+        assert reports.estimate_delta(epsilon) == pytest.approx(enumerated(level, k, 300, epsilon), rel=1e-9)
 
 
 @pytest.mark.thorough
@@ -123,15 +123,15 @@ def test_randomised_response_on_categories_is_enumerated(level, k):
     ],
 )
 def test_the_certified_type_one_table(level, n, upper, lower, rel):
-    made = shuffled(piecewise(level), n)
-    assert made.estimate_delta(0.1) == pytest.approx(upper, rel=rel)
-    assert made.lower(epsilon=0.1) == pytest.approx(lower, rel=rel)
+    reports = shuffled(piecewise(level), n)
+    assert reports.estimate_delta(0.1) == pytest.approx(upper, rel=rel)
+    assert reports.lower(epsilon=0.1) == pytest.approx(lower, rel=rel)
 
 
 def test_generic_bounds_are_those_known():
     """Feldman, McMillan & Talwar 2021, numerically, at eps0 = 4 and 100,000 reports."""
-    found = published.epsilon_of(lambda eps: published.published_clones(4.0, 100_000, eps), 1e-6, 4.0)
-    assert 0.168 <= found <= 0.173
+    epsilon = published.epsilon_of(lambda eps: published.published_clones(4.0, 100_000, eps), 1e-6, 4.0)
+    assert 0.168 <= epsilon <= 0.173
 
 
 def random_mechanisms(count, seed):
@@ -154,28 +154,28 @@ def _rows(draws, level, n, m):
 
 
 def _check(mechanism, n, delta):
-    made = shuffled(mechanism, n)
-    eps = made.estimate_epsilon(delta)
-    assert made.lower(delta=delta) <= eps
-    at = max(eps, 1e-6)
-    low, high = made.bracket(epsilon=at)
-    value = made.estimate_delta(at)
-    slack = {"enumeration": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(made._upper.methods)]
+    reports = shuffled(mechanism, n)
+    eps = reports.estimate_epsilon(delta)
+    assert reports.lower(delta=delta) <= eps
+    epsilon_inside = max(eps, 1e-6)
+    low, high = reports.bracket(epsilon=epsilon_inside)
+    value = reports.estimate_delta(epsilon_inside)
+    slack = {"enumeration": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(reports._upper.methods)]
     # What the grid allows for rounding of losses, which is all there is next to eps0.
-    rounding = 1e-12 if at < (1 - 1e-9) * float(made.inputs.level) else 1e-8
+    rounding = 1e-12 if epsilon_inside < (1 - 1e-9) * float(reports.inputs.level) else 1e-8
     assert low <= high * (1 + 1e-12)
     assert low <= value * (1 + slack)
     assert value <= high * (1 + slack) + rounding
-    level = float(made.inputs.level)
-    pairs = made.inputs.pairs
+    level = float(reports.inputs.level)
+    pairs = reports.inputs.pairs
     distance = max(0.5 * np.abs(pair.first - pair.second).sum() for pair in pairs)
     bounds = [
-        published.published_clones(level, n, at),
-        published.published_variation_ratio(level, n, at, math.tanh(level / 2)),
-        *(published.published_blanket(mechanism, n, at, which) for which in ("hoeffding", "bennett")),
+        published.published_clones(level, n, epsilon_inside),
+        published.published_variation_ratio(level, n, epsilon_inside, math.tanh(level / 2)),
+        *(published.published_blanket(mechanism, n, epsilon_inside, which) for which in ("hoeffding", "bennett")),
     ]
     if len(pairs[0].upper.merged.mass) <= 3:
-        bounds.append(published.published_variation_ratio(level, n, at, distance))
+        bounds.append(published.published_variation_ratio(level, n, epsilon_inside, distance))
     assert value <= min(bounds) * (1 + slack) + rounding
 
 
@@ -192,22 +192,22 @@ def test_three_hundred_random_mechanisms():
 
 @pytest.mark.parametrize("n", [2, 50, 3000, 10**6, 10**9])
 def test_epsilon_and_delta_are_inverse(n):
-    made = shuffled(piecewise(2.0), n)
+    reports = shuffled(piecewise(2.0), n)
     for delta in (1e-3, 1e-10):
-        eps = made.estimate_epsilon(delta)
-        back = made.estimate_delta(eps)
-        assert back == pytest.approx(delta, rel=1e-8) or (eps == 0 and made.estimate_delta(0.0) <= delta)
-    assert np.all(np.diff(made.estimate_delta(np.linspace(0.0, 2.0, 9))) <= 0)
-    assert made.estimate_delta(np.zeros((2, 3))).shape == (2, 3)
+        eps = reports.estimate_epsilon(delta)
+        back = reports.estimate_delta(eps)
+        assert back == pytest.approx(delta, rel=1e-8) or (eps == 0 and reports.estimate_delta(0.0) <= delta)
+    assert np.all(np.diff(reports.estimate_delta(np.linspace(0.0, 2.0, 9))) <= 0)
+    assert reports.estimate_delta(np.zeros((2, 3))).shape == (2, 3)
 
 
 def test_probabilities_by_quadrature_are_refused_and_estimated_by_name():
     mechanism = dpk.composite("sine", epsilon=2.0, lower=0.0, upper=1.0)
-    made = shuffled(mechanism, 1000)
-    for ask in (lambda: made.delta(0.1), lambda: made.epsilon(1e-6)):
+    reports = shuffled(mechanism, 1000)
+    for ask in (lambda: reports.delta(0.1), lambda: reports.epsilon(1e-6)):
         with pytest.raises(ValueError, match=r"exact_sampler.*; or ask for estimate_delta or estimate_epsilon"):
             ask()
-    assert made.estimate_epsilon(1e-6) == pytest.approx(
+    assert reports.estimate_epsilon(1e-6) == pytest.approx(
         shuffled(dpk.exact_sampler(mechanism), 1000).epsilon(1e-6), rel=1e-2
     )
 
@@ -216,14 +216,14 @@ def test_probabilities_by_quadrature_are_refused_and_estimated_by_name():
 def test_the_bracket_holds_next_to_the_pure_level(share):
     """Where only the largest losses are positive, and barely: against the first report that is not hidden at all."""
     rows = _rows(np.random.default_rng(11), 1.0, 6, 9)
-    made, n = shuffled(rows, 13), 13
-    eps = share * float(made.inputs.level)
-    low, high = made.bracket(epsilon=eps)
-    value = made.estimate_delta(eps)
+    reports, n = shuffled(rows, 13), 13
+    eps = share * float(reports.inputs.level)
+    low, high = reports.bracket(epsilon=eps)
+    value = reports.estimate_delta(eps)
     assert low <= high
     assert 0 < value <= high * (1 + 2e-4) + 1e-12  # The grid's own allowance for rounding.
     # M = 1: one report of the blanket, that of the person, of any pair.
-    blanket = made._upper.blankets[0]
+    blanket = reports._upper.blankets[0]
     alone = (1 - blanket.gamma) ** (n - 1) * blanket.mass @ np.maximum(blanket.losses(eps), 0.0)
     assert alone <= high * (1 + 1e-9)
 
@@ -231,10 +231,10 @@ def test_the_bracket_holds_next_to_the_pure_level(share):
 @pytest.mark.thorough
 def test_the_bracket_of_epsilon_holds_both_values():
     for n in (30, 10**5):
-        made = shuffled(piecewise(3.0), n)
-        low, high = made.bracket(delta=1e-8)
-        assert low <= made.lower(delta=1e-8) <= made.epsilon(1e-8) <= high
-        assert high <= made.epsilon(1e-8) * (1 + 1e-5)
+        reports = shuffled(piecewise(3.0), n)
+        low, high = reports.bracket(delta=1e-8)
+        assert low <= reports.lower(delta=1e-8) <= reports.epsilon(1e-8) <= high
+        assert high <= reports.epsilon(1e-8) * (1 + 1e-5)
 
 
 @pytest.mark.thorough
@@ -268,21 +268,21 @@ def test_derivatives():
 @pytest.mark.lengthy
 def test_the_derivative_in_the_number_of_people_is_a_difference():
     """Of the values for plain numbers, which have no derivative."""
-    made, n, step, eps = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0), 30_000, 300, 0.08
+    mechanism, n, step, eps = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0), 30_000, 300, 0.08
     with jax.enable_x64(True):
-        slope = float(jax.grad(lambda n: jnp.log(shuffled(made, n).delta(eps)))(jnp.float64(n)))
-    above, below = (math.log(shuffled(made, n + sign * step).estimate_delta(eps)) for sign in (1, -1))
+        slope = float(jax.grad(lambda n: jnp.log(shuffled(mechanism, n).delta(eps)))(jnp.float64(n)))
+    above, below = (math.log(shuffled(mechanism, n + sign * step).estimate_delta(eps)) for sign in (1, -1))
     assert slope == pytest.approx((above - below) / (2 * step), rel=1e-3)
 
 
 def test_vectorised_and_traced_values_are_the_integral():
-    made = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)
+    mechanism = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)
     with jax.enable_x64(True):
         eps = jnp.array([[0.02, 0.05], [0.1, 0.2]])
-        found = shuffled(made, jnp.float64(10**6)).delta(eps)
-    assert np.asarray(found) == pytest.approx(shuffled(made, 10**6).estimate_delta(np.asarray(eps)), rel=1e-9)
+        delta = shuffled(mechanism, jnp.float64(10**6)).delta(eps)
+    assert np.asarray(delta) == pytest.approx(shuffled(mechanism, 10**6).estimate_delta(np.asarray(eps)), rel=1e-9)
     for bad in (
-        shuffled(made, 10**6).delta,
+        shuffled(mechanism, 10**6).delta,
         lambda eps: shuffled(dpk.piecewise(epsilon=20 * eps, lower=0.0, upper=1.0), 10**6).delta(0.1),
     ):
         with pytest.raises(ValueError, match="64"):
@@ -294,11 +294,11 @@ def test_vectorised_and_traced_values_are_the_integral():
 @pytest.mark.parametrize("width", [0.9, 1.2])
 def test_the_ends_are_worst_by_exhaustion(window, width):
     """All pairs of rows of a small table, at many eps and t; and the bound for overlapping windows is above them."""
-    made = dpk.composite(window=window, base="quartic", epsilon=1.5, lower=0.0, upper=1.0, width=width)
-    table = dpk.exact_sampler(made).table
+    mechanism = dpk.composite(window=window, base="quartic", epsilon=1.5, lower=0.0, upper=1.0, width=width)
+    table = dpk.exact_sampler(mechanism).table
     rows = np.stack([table.row(s) for s in np.linspace(0, table.shifts, 25).round().astype(int)]) / float(table.total)
-    found = worst_inputs(dpk.exact_sampler(made))
-    (ends,) = found.pairs
+    inputs = worst_inputs(dpk.exact_sampler(mechanism))
+    (ends,) = inputs.pairs
     omega = ends.least / ends.least.sum()
     # The sampled rows' own minimum is not that of all rows: the losses are of the table's omega.
     for eps in (0.05, 0.3, 1.0):
@@ -309,30 +309,30 @@ def test_the_ends_are_worst_by_exhaustion(window, width):
         for x in range(len(rows)):
             gaps = (rows[x] - E * rows) / omega
             assert np.all(np.maximum(gaps[:, None] - t[:, None], 0.0) @ omega <= worst * (1 + 1e-9) + 1e-12)
-        if found.stop_loss is not None:
-            assert np.all(found.stop_loss(E, t) >= worst * (1 - 1e-12))
-    assert (found.stop_loss is None) == (width < 1)
+        if inputs.stop_loss is not None:
+            assert np.all(inputs.stop_loss(E, t) >= worst * (1 - 1e-12))
+    assert (inputs.stop_loss is None) == (width < 1)
 
 
 def test_a_table_is_bounded_over_all_its_pairs():
     rows = _rows(np.random.default_rng(5), 2.0, 7, 6)
-    found, E = worst_inputs(rows), math.exp(0.2)
-    blankets = [pair.upper for pair in found.pairs]
+    inputs, E = worst_inputs(rows), math.exp(0.2)
+    blankets = [pair.upper for pair in inputs.pairs]
     t = np.linspace(-1.0, 1.0, 9)
     for blanket in blankets:
-        own = np.maximum(blanket.p - E * blanket.q - t[:, None], 0.0) @ blanket.mass
-        assert np.all(own <= largest_stop_loss(rows, E, t) * (1 + 1e-12))
-    made = shuffled(rows, 400)
-    assert made.delta(0.2) <= made.bracket(epsilon=0.2)[1] * (1 + 1e-6)
+        stop_loss = np.maximum(blanket.p - E * blanket.q - t[:, None], 0.0) @ blanket.mass
+        assert np.all(stop_loss <= largest_stop_loss(rows, E, t) * (1 + 1e-12))
+    reports = shuffled(rows, 400)
+    assert reports.delta(0.2) <= reports.bracket(epsilon=0.2)[1] * (1 + 1e-6)
 
 
 def test_a_level_bounds_every_mechanism_of_it():
     """The law of eps0 and gamma alone is above the piecewise mechanism's, the flat one's equal."""
-    found = worst_inputs(piecewise(2.0))
-    generic = level_outcomes(found.level, found.pairs[0].least.sum()).upper.merged
-    own = found.pairs[0].upper.merged
+    inputs = worst_inputs(piecewise(2.0))
+    generic = level_outcomes(inputs.level, inputs.pairs[0].least.sum()).upper.merged
+    exact = inputs.pairs[0].upper.merged
     for n, eps in ((100, 0.3), (10**6, 0.01)):
-        values = [estimate.host_log_delta(blanket, n, eps)[0] for blanket in (own, generic)]
+        values = [estimate.host_log_delta(blanket, n, eps)[0] for blanket in (exact, generic)]
         assert values[0] <= values[1] + 1e-9
 
 
@@ -349,44 +349,44 @@ def test_planted_faults_are_seen():
 
 @pytest.mark.thorough
 def test_a_round_as_a_pair_is_no_less_than_it():
-    made, eps = shuffled(piecewise(2.0), 2000), np.array([0.0, 0.03, 0.1, 0.3])
-    pair = made.guarantee()
-    assert np.all(made.delta(eps) <= pair.delta(eps))
-    assert np.all(pair.delta(eps) <= made.delta(eps) * 1.02 + 1e-17)
+    reports, eps = shuffled(piecewise(2.0), 2000), np.array([0.0, 0.03, 0.1, 0.3])
+    pair = reports.guarantee()
+    assert np.all(reports.delta(eps) <= pair.delta(eps))
+    assert np.all(pair.delta(eps) <= reports.delta(eps) * 1.02 + 1e-17)
 
 
 @pytest.mark.thorough
 def test_rounds_compose():
-    made = shuffled(piecewise(2.0), 2000)
-    assert made.epsilon(1e-6) < made.repeat(10).epsilon(1e-6) < 10 * made.epsilon(1e-7)
+    reports = shuffled(piecewise(2.0), 2000)
+    assert reports.epsilon(1e-6) < reports.repeat(10).epsilon(1e-6) < 10 * reports.epsilon(1e-7)
 
 
 @pytest.mark.slow
 def test_rounds_compose_with_others():
-    made = shuffled(piecewise(2.0), 2000)
-    both = made.compose(guarantee(dpk.laplace(epsilon=0.1, sensitivity=1.0)))
-    assert made.epsilon(1e-6) < both.epsilon(1e-6) <= made.epsilon(1e-6) + 0.1 + 1e-6
-    assert guarantee(made).epsilon(1e-6) == pytest.approx(made.epsilon(1e-6), rel=1e-3)
+    reports = shuffled(piecewise(2.0), 2000)
+    both = reports.compose(guarantee(dpk.laplace(epsilon=0.1, sensitivity=1.0)))
+    assert reports.epsilon(1e-6) < both.epsilon(1e-6) <= reports.epsilon(1e-6) + 0.1 + 1e-6
+    assert guarantee(reports).epsilon(1e-6) == pytest.approx(reports.epsilon(1e-6), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_composed_pair_of_two_rounds_is_no_less_than_the_rounds():
     """Two rounds of 4 people, by all pairs of histograms: their truth is within what is composed."""
     rows, n, eps = response(1.0, 2), 4, 0.3
-    laws = [histograms(rows[[own] + [1] * (n - 1)]) for own in (0, 1)]
+    laws = [histograms(rows[[value] + [1] * (n - 1)]) for value in (0, 1)]
     truth = sum(
         max(laws[0][a] * laws[0][b] - math.exp(eps) * laws[1][a] * laws[1][b], 0.0) for a in laws[0] for b in laws[0]
     )
-    made = shuffled(rows, n)
-    assert truth <= made.repeat(2).delta(eps)
-    assert truth <= made.guarantee(rigorous=True).repeat(2).bracket(epsilon=eps)[1]
+    reports = shuffled(rows, n)
+    assert truth <= reports.repeat(2).delta(eps)
+    assert truth <= reports.guarantee(rigorous=True).repeat(2).bracket(epsilon=eps)[1]
 
 
 @pytest.mark.thorough
 def test_calibration_meets_its_target():
-    made = calibrate.shuffled(dpk.piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0)
-    assert shuffled(dpk.exact_sampler(made), 100_000).bracket(epsilon=0.1)[1] <= 1e-6
-    more = dpk.piecewise(epsilon=float(made.epsilon) * 1.001, lower=0.0, upper=1.0)
+    mechanism = calibrate.shuffled(dpk.piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0)
+    assert shuffled(dpk.exact_sampler(mechanism), 100_000).bracket(epsilon=0.1)[1] <= 1e-6
+    more = dpk.piecewise(epsilon=float(mechanism.epsilon) * 1.001, lower=0.0, upper=1.0)
     assert shuffled(more, 100_000).delta(0.1) > 1e-6
     with pytest.raises(ValueError, match="already have epsilon"):
         calibrate.shuffled(dpk.piecewise, epsilon=1e-6, delta=1e-9, n=10, lower=0.0, upper=1.0)
@@ -395,10 +395,10 @@ def test_calibration_meets_its_target():
 @pytest.mark.thorough
 def test_tuning_under_a_shuffled_budget():
     family = tune.shuffled(tune.piecewise(epsilon=1.0, lower=0.0, upper=1.0), n=10_000, epsilon=0.2, delta=1e-6)
-    found = tune.best(family, tune.worst_variance)
-    assert found.delta <= 1e-6
+    tuned = tune.best(family, tune.worst_variance)
+    assert tuned.delta <= 1e-6
     usual = calibrate.shuffled(dpk.piecewise, epsilon=0.2, delta=1e-6, n=10_000, lower=0.0, upper=1.0)
-    assert found.value <= float(usual.worst_variance) * (1 + 1e-4)
+    assert tuned.value <= float(usual.worst_variance) * (1 + 1e-4)
     duchi = tune.shuffled(tune.duchi(epsilon=1.0, lower=0.0, upper=1.0), n=10_000, epsilon=0.2, delta=1e-6)
     assert tune.best(duchi, tune.worst_variance).value > 0
     with pytest.raises(TypeError, match="no bounded family"):
@@ -432,19 +432,19 @@ def test_arguments_out_of_range_are_refused():
     for n in (1, 0, -3, math.inf, math.nan):
         with pytest.raises((ValueError, TypeError), match="n:"):
             shuffled(one, n)
-    made = shuffled(one, 10)
+    reports = shuffled(one, 10)
     with pytest.raises(ValueError, match="epsilon"):
-        made.delta(-0.1)
+        reports.delta(-0.1)
     with pytest.raises(ValueError, match="delta"):
-        made.epsilon(0.0)
+        reports.epsilon(0.0)
     with pytest.raises(ValueError, match="exactly one"):
-        made.bracket()
+        reports.bracket()
     with pytest.raises(ValueError, match="must be an integer"):
         shuffled(one, 10.5).bracket(epsilon=0.1)
     with pytest.raises(ValueError, match="exact_sampler"):
         shuffled(dpk.piecewise_triangle(epsilon=1.0, lower=0.0, upper=1.0), 100).bracket(epsilon=0.1)
     for word in ("replaced", "trusted", "honest", "colludes"):
-        assert word in made.neighbouring
+        assert word in reports.neighbouring
 
 
 def test_one_coordinate_of_many_is_one_coordinate():
@@ -460,12 +460,12 @@ def test_the_command_accounts_shuffled_reports(run, tmp_path):
         *("--at-delta", "1e-6", "--at-epsilon", "0.1", "--plot", str(picture), "--json"),
     )
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    (row,) = found["epsilon_at_delta"]
+    numbers = json.loads(done.out)
+    (row,) = numbers["epsilon_at_delta"]
     assert row["epsilon"] == pytest.approx(shuffled(piecewise(1.0), 1000).epsilon(1e-6), rel=1e-9)
     assert row["at_least"] <= row["some_inputs"] <= row["epsilon"] <= row["at_most"]
-    assert found["delta_at_epsilon"][0]["delta"] == pytest.approx(5.81e-5, rel=3e-3)
-    assert "trusted" in found["neighbouring"]
+    assert numbers["delta_at_epsilon"][0]["delta"] == pytest.approx(5.81e-5, rel=3e-3)
+    assert "trusted" in numbers["neighbouring"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     refused = run("account", "laplace", "--sensitivity", "1", "--epsilon", "1", "--shuffle", "100")
     assert refused.code == 2
@@ -482,8 +482,8 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
     done = run("tune", *options, "--delta", "1e-6", "--json")
     assert done.code == 0, done.err
     best = json.loads(done.out)["results"][0]
-    made = eval(best["python"], {"dpk": dpk})
-    assert shuffled(dpk.exact_sampler(made), 3000).upper_bound(0.3) <= 1e-6
+    mechanism = eval(best["python"], {"dpk": dpk})
+    assert shuffled(dpk.exact_sampler(mechanism), 3000).upper_bound(0.3) <= 1e-6
     assert "trusted" in json.loads(done.out)["covers"]
     refused = run("tune", *options)
     assert refused.code == 2
@@ -493,8 +493,8 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
 @pytest.mark.thorough
 def test_the_grid_at_the_level_does_not_hide_the_root():
     """At 12.5 the grid from above has 1e-3 where delta is 0; epsilon was the level for it."""
-    made = [shuffled(dpk.hybrid(epsilon=level, lower=0.0, upper=1.0), 70_000_000) for level in (12.499, 12.5)]
-    before, found = (one.estimate_epsilon(1e-6) for one in made)
-    assert before < found < before * 1.01
-    assert made[1].estimate_delta(found) == pytest.approx(1e-6, rel=1e-6)
-    assert made[1].lower(delta=1e-6) <= found <= made[1].bracket(delta=1e-6)[1] * (1 + 1e-9)
+    rounds = [shuffled(dpk.hybrid(epsilon=level, lower=0.0, upper=1.0), 70_000_000) for level in (12.499, 12.5)]
+    epsilon_before, epsilon = (one.estimate_epsilon(1e-6) for one in rounds)
+    assert epsilon_before < epsilon < epsilon_before * 1.01
+    assert rounds[1].estimate_delta(epsilon) == pytest.approx(1e-6, rel=1e-6)
+    assert rounds[1].lower(delta=1e-6) <= epsilon <= rounds[1].bracket(delta=1e-6)[1] * (1 + 1e-9)

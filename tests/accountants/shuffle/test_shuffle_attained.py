@@ -34,11 +34,11 @@ def attained(level: float, k: int, n: int) -> float:
     """delta at epsilon 0 where all others hold a third category, by sums over both counts."""
     share = 1 / (math.exp(level) + k - 1)
     a, b = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
-    rest = n - 1 - a - b
-    some = rest >= 0
-    rest = np.where(some, rest, 0)
-    log_f = gammaln(n) - gammaln(a + 1) - gammaln(b + 1) - gammaln(rest + 1)
-    log_f = log_f + (a + b) * math.log(share) + rest * math.log1p(-2 * share)
+    remaining = n - 1 - a - b
+    some = remaining >= 0
+    remaining = np.where(some, remaining, 0)
+    log_f = gammaln(n) - gammaln(a + 1) - gammaln(b + 1) - gammaln(remaining + 1)
+    log_f = log_f + (a + b) * math.log(share) + remaining * math.log1p(-2 * share)
     f = np.where(some, np.exp(log_f), 0.0)
     first, second = np.zeros_like(f), np.zeros_like(f)
     first[1:], second[:, 1:] = f[:-1], f[:, :-1]
@@ -48,9 +48,9 @@ def attained(level: float, k: int, n: int) -> float:
 def by_histograms(level: float, k: int, n: int) -> float:
     """The same, from every sequence of reports: total variation of the histograms of 0 and of 1 among n - 1 of 2."""
     rows, laws = response(level, k), ({}, {})
-    for own, law in enumerate(laws):
+    for value, law in enumerate(laws):
         for reports in product(range(k), repeat=n):
-            p = rows[own, reports[0]] * math.prod(rows[2, report] for report in reports[1:])
+            p = rows[value, reports[0]] * math.prod(rows[2, report] for report in reports[1:])
             key = tuple(sorted(reports))
             law[key] = law.get(key, 0.0) + p
     return sum(max(p - laws[1].get(key, 0.0), 0.0) for key, p in laws[0].items())
@@ -70,21 +70,25 @@ CASES = {"by outcomes": (2.0, 3, 400), "on a grid": (1.0, 4, 1000), "all pairs":
 def test_the_upper_bound_is_attained(case):
     """Neither end of the bracket is on the wrong side of the truth, nor far from it."""
     level, k, n = CASES[case]
-    made, truth = shuffled(response(level, k), n), attained(level, k, n)
-    low, high = made.bracket(epsilon=0.0)
+    reports, truth = shuffled(response(level, k), n), attained(level, k, n)
+    low, high = reports.bracket(epsilon=0.0)
     assert low <= truth <= high
     assert truth * (1 - WITHIN) <= low
     assert high <= truth * (1 + WITHIN)
-    assert made.upper_bound(0.0) == high
-    assert truth * (1 - 1e-9) <= made.delta(0.0) <= truth * (1 + WITHIN)
+    assert reports.upper_bound(0.0) == high
+    assert truth * (1 - 1e-9) <= reports.delta(0.0) <= truth * (1 + WITHIN)
 
 
 def test_the_cases_are_of_three_kinds():
     """One sum of many reports at once, one on a grid, one bounded over all pairs; each has its own upper bound."""
     kinds = [shuffled(response(level, k), n) for level, k, n in CASES.values()]
-    assert [made.inputs.stop_loss is not None for made in kinds] == [False, False, True]
+    assert [reports.inputs.stop_loss is not None for reports in kinds] == [False, False, True]
     # On a grid the bracket has a width, which rounding alone does not have.
-    assert [np.ptp(made.bracket(epsilon=0.0)) > 1e-6 * made.delta(0.0) for made in kinds] == [False, True, True]
+    assert [np.ptp(reports.bracket(epsilon=0.0)) > 1e-6 * reports.delta(0.0) for reports in kinds] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def enumerated(level: float, n: int, epsilon: float) -> float:
@@ -102,8 +106,8 @@ def enumerated(level: float, n: int, epsilon: float) -> float:
 @pytest.mark.parametrize(("level", "n", "epsilon"), [(1.0, 3000, 0.05), (4.0, 5000, 0.2)])
 def test_the_upper_bound_is_that_of_the_formula(level, n, epsilon):
     """At other epsilons, where the blanket's bound need not be attained, the bracket ends at it."""
-    made, bound = shuffled(response(level, 2), n), enumerated(level, n, epsilon)
-    high = made.bracket(epsilon=epsilon)[1]
+    reports, bound = shuffled(response(level, 2), n), enumerated(level, n, epsilon)
+    high = reports.bracket(epsilon=epsilon)[1]
     assert bound <= high <= bound * (1 + WITHIN)
 
 

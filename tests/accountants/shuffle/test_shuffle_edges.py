@@ -32,11 +32,11 @@ def test_no_pair_of_a_small_table_is_forgotten():
     """The pair (2, 1), which is not among those that are worst for most eps and t, is the worst at this eps."""
     rows = np.array([[100.0, 20, 2, 50], [50, 1, 1, 50], [5, 5, 1, 2]])
     rows /= rows.sum(1, keepdims=True)
-    made, eps = shuffled(rows, 100), 0.7185746
+    reports, eps = shuffled(rows, 100), 0.7185746
     assert revealed(rows, 100, eps) == pytest.approx(3.41e-3, rel=2e-3)
-    assert made.delta(eps) >= revealed(rows, 100, eps)
-    assert made.epsilon(3.4e-3) >= eps
-    assert made.bracket(epsilon=eps)[1] >= made.delta(eps) * (1 - 1e-6)
+    assert reports.delta(eps) >= revealed(rows, 100, eps)
+    assert reports.epsilon(3.4e-3) >= eps
+    assert reports.bracket(epsilon=eps)[1] >= reports.delta(eps) * (1 - 1e-6)
 
 
 @pytest.mark.lengthy
@@ -45,10 +45,10 @@ def test_no_pair_of_a_small_table_is_forgotten():
 def test_values_hold_what_every_pair_reveals(seed, shape, n):
     """Tables of few and of many different pairs; of the latter the bracket's upper end is what is returned."""
     rows, eps = table(seed, shape), 0.3
-    made = shuffled(rows, n)
-    assert made.delta(eps) >= revealed(rows, n, eps) * (1 - 1e-9)
-    if made.inputs.stop_loss is not None:
-        assert made.delta(eps) == made.bracket(epsilon=eps)[1]
+    reports = shuffled(rows, n)
+    assert reports.delta(eps) >= revealed(rows, n, eps) * (1 - 1e-9)
+    if reports.inputs.stop_loss is not None:
+        assert reports.delta(eps) == reports.bracket(epsilon=eps)[1]
 
 
 def test_both_kinds_of_table_are_tried():
@@ -59,20 +59,20 @@ def test_both_kinds_of_table_are_tried():
 def test_rows_that_add_up_nearly_are_made_to():
     """Off by 4.5e-10, which alone would be delta at eps 0 of reports that reveal less."""
     rows = table(4, (2, 3), level=1e-6)
-    made = shuffled(rows * np.array([[1 + 4.5e-10], [1 - 4.5e-10]]), 2)
-    low, high = made.bracket(epsilon=0.0)
+    reports = shuffled(rows * np.array([[1 + 4.5e-10], [1 - 4.5e-10]]), 2)
+    low, high = reports.bracket(epsilon=0.0)
     assert low <= high
-    assert made.delta(0.0) <= high * (1 + 1e-6)
-    assert made.delta(0.0) == pytest.approx(shuffled(rows, 2).delta(0.0), rel=1e-6)
+    assert reports.delta(0.0) <= high * (1 + 1e-6)
+    assert reports.delta(0.0) == pytest.approx(shuffled(rows, 2).delta(0.0), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("epsilon", [2.0000001, 30.0, 800.0, 1e300])
 def test_beyond_the_pure_level_delta_is_zero(epsilon):
-    made = shuffled(dpk.exact_sampler(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
-    assert made.delta(epsilon) == 0.0
-    assert made.bracket(epsilon=epsilon) == (0.0, 0.0)
-    assert made.upper_bound(epsilon) == 0.0
+    reports = shuffled(dpk.exact_sampler(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
+    assert reports.delta(epsilon) == 0.0
+    assert reports.bracket(epsilon=epsilon) == (0.0, 0.0)
+    assert reports.upper_bound(epsilon) == 0.0
     rows = shuffled(table(2, (5, 4)), 50)
     assert rows.delta(epsilon + 4) == 0.0
     assert rows.bracket(epsilon=epsilon + 4) == (0.0, 0.0)
@@ -83,16 +83,16 @@ def test_beyond_the_pure_level_delta_is_zero(epsilon):
 @pytest.mark.parametrize(("level", "n"), [(1.0, 1000), (0.5, 100), (2.0, 10**6)])
 def test_delta_falls_all_the_way_to_the_level(level, n):
     high = math.exp(level) / (1 + math.exp(level))
-    made = shuffled(np.array([[high, 1 - high], [1 - high, high]]), n)
+    reports = shuffled(np.array([[high, 1 - high], [1 - high, high]]), n)
     shares = [0.1, 1e-2, *10.0 ** -np.arange(3.0, 16.0)]
-    deltas = [made.delta(made.inputs.level * (1 - share)) for share in shares]
+    deltas = [reports.delta(reports.inputs.level * (1 - share)) for share in shares]
     assert all(later <= delta * (1 + 1e-6) + 1e-309 for delta, later in pairwise(deltas))
 
 
 def test_nan_is_no_guarantee():
     """A NaN parameter, count or eps under JAX is a NaN value, never delta 0."""
     with jax.enable_x64(True):
-        made = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)
+        mechanism = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)
 
         def delta(eps, n, level):
             family = tune.piecewise(epsilon=level, lower=0.0, upper=1.0)
@@ -103,9 +103,9 @@ def test_nan_is_no_guarantee():
         assert 0 < both(*good) < 1
         for i in range(3):
             assert math.isnan(both(*(jnp.float64(jnp.nan) if i == j else one for j, one in enumerate(good))))
-        one = jax.jit(lambda delta: shuffled(made, jnp.float64(1000.0)).epsilon(delta))
+        one = jax.jit(lambda delta: shuffled(mechanism, jnp.float64(1000.0)).epsilon(delta))
         assert math.isnan(one(jnp.float64(jnp.nan)))
-    for call in (shuffled(made, 1000).delta, shuffled(made, 1000).epsilon):
+    for call in (shuffled(mechanism, 1000).delta, shuffled(mechanism, 1000).epsilon):
         with pytest.raises(ValueError, match="nan"):
             call(math.nan)
 
@@ -113,16 +113,16 @@ def test_nan_is_no_guarantee():
 @pytest.mark.thorough
 def test_composed_rounds_refuse_neighbours_of_another_kind():
     """n records of which one is replaced: not the neighbours of added or removed records, and no sample of them."""
-    made = shuffled(dpk.exact_sampler(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
-    alone = made.guarantee()
+    reports = shuffled(dpk.exact_sampler(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
+    alone = reports.guarantee()
     (term,) = alone.terms
     assert (term.sampling_rate, term.neighbours) == (1.0, "replace")
     with pytest.raises(ValueError, match="sampl"):
         alone.subsample(0.1)
     samples = guarantee(dpk.gaussian(sigma=5.0, sensitivity=1.0))
     with pytest.raises(ValueError, match="replace"):
-        made.compose(samples.subsample(0.1))
-    assert made.compose(samples.subsample(0.1, adjacency="replace")).delta(0.5) > 0
+        reports.compose(samples.subsample(0.1))
+    assert reports.compose(samples.subsample(0.1, adjacency="replace")).delta(0.5) > 0
 
 
 @pytest.mark.lengthy
@@ -132,16 +132,16 @@ def test_composed_rounds_refuse_neighbours_of_another_kind():
 )
 def test_many_reports_that_are_rarely_informative(n, places, monkeypatch):
     """One report in 30,000 tells the inputs apart: the sum of the losses has rare values far below 0."""
-    made = shuffled(dpk.piecewise_wang2019(epsilon=13.3, lower=0.0, upper=1.0), n)
-    blanket = made._upper.blankets[0]
+    reports = shuffled(dpk.piecewise_wang2019(epsilon=13.3, lower=0.0, upper=1.0), n)
+    blanket = reports._upper.blankets[0]
     monkeypatch.setattr(estimate, "_MAX_ENTRIES", 1 << 24)
     for eps in places:
         truth = estimate.enumerated_delta(blanket, n, eps)
         # The steps of the grid cost more where delta falls fast: 2.7 % at 1e-27.
-        assert 0 < truth <= made.delta(eps) <= truth * (1 + (1e-2 if truth > 1e-15 else 5e-2))
-        assert made.estimate_delta(eps) == pytest.approx(truth, rel=1e-12)
+        assert 0 < truth <= reports.delta(eps) <= truth * (1 + (1e-2 if truth > 1e-15 else 5e-2))
+        assert reports.estimate_delta(eps) == pytest.approx(truth, rel=1e-12)
     for share in (0.9, 0.9999, 1 - 1e-9):  # No sum of losses is that large.
-        assert 0 < made.delta(13.3 * share) < 1e-300
+        assert 0 < reports.delta(13.3 * share) < 1e-300
 
 
 @pytest.mark.lengthy
@@ -149,8 +149,8 @@ def test_epsilon_falls_with_the_number_of_reports():
     """Where the method changes from enumeration to the grid, and from it to the integral."""
     mechanism = dpk.hybrid(epsilon=13.3, lower=0.0, upper=1.0)
     every = [shuffled(mechanism, n) for n in (10_000_000, 70_000_000, 200_000_000)]
-    assert {made._upper.methods[0] for made in every} == {"enumeration", "grid", "integral"}
-    epsilon = [made.estimate_epsilon(1e-6) for made in every]
+    assert {reports._upper.methods[0] for reports in every} == {"enumeration", "grid", "integral"}
+    epsilon = [reports.estimate_epsilon(1e-6) for reports in every]
     assert all(more < fewer for fewer, more in pairwise(epsilon))
     assert every[1].epsilon(1e-6) == pytest.approx(epsilon[1], rel=1e-5)
     assert every[1].delta(epsilon[1]) == pytest.approx(1e-6, rel=1e-3)
@@ -158,10 +158,10 @@ def test_epsilon_falls_with_the_number_of_reports():
 
 def test_a_lower_bound_that_is_enough_is_as_good_as_the_best():
     """It reaches a target if and only if the bound does that is refined to the end."""
-    made = shuffled(dpk.randomised_response(epsilon=2.0, categories=5), 200)
-    blanket = made._lower.blankets[0]
+    reports = shuffled(dpk.randomised_response(epsilon=2.0, categories=5), 200)
+    blanket = reports._lower.blankets[0]
     best = bracket.lower_delta(blanket, 200, 0.3)
-    assert 0 < best <= made.delta(0.3)
+    assert 0 < best <= reports.delta(0.3)
     for share in (0.5, 1 - 1e-4, 1.0, 1 + 1e-9, 1.001):
         enough = bracket.lower_delta(blanket, 200, 0.3, share * best)
         assert enough <= best
@@ -179,18 +179,21 @@ def test_trimmed_losses_are_on_their_side(side):
         assert count == 1
         return np.maximum(total.value, 0.0) @ total.mass
 
-    every, whole = [positive_part(loss.trimmed(6, c, side)) for c in (0.1, 1.0, 3.0, 8.0, 40.0)], positive_part(loss)
-    assert all(side * (one - whole) >= -1e-12 for one in every)
-    assert abs(every[-1] - whole) > 1e-3
+    trimmed, untrimmed = (
+        [positive_part(loss.trimmed(6, c, side)) for c in (0.1, 1.0, 3.0, 8.0, 40.0)],
+        positive_part(loss),
+    )
+    assert all(side * (one - untrimmed) >= -1e-12 for one in trimmed)
+    assert abs(trimmed[-1] - untrimmed) > 1e-3
 
 
 @pytest.mark.parametrize("n", [9_999, 9_947])
 def test_reports_that_are_left_over_enter_at_a_later_stage(n):
     """Sums of 64 reports are composed in stages, and the other 15, or 27, enter on a coarser grid."""
-    made = shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), n)
+    reports = shuffled(np.array([[0.75, 0.25], [0.25, 0.75]]), n)
     for epsilon in (0.02, 0.06):
-        truth = made.estimate_delta(epsilon)  # By enumeration.
-        low, high = made.bracket(epsilon=epsilon)
+        truth = reports.estimate_delta(epsilon)  # By enumeration.
+        low, high = reports.bracket(epsilon=epsilon)
         assert 0 < low <= truth * (1 + 1e-9)
         assert truth * (1 - 1e-9) <= high <= truth * (1 + 1e-4)
 

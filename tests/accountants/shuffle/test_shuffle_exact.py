@@ -35,8 +35,8 @@ def enumerated(outcomes, n, E):
         counts = [end - start - 1 for start, end in pairwise(ends)]
         value = sum(count * loss for count, loss in zip(counts, losses, strict=True))
         if value > 0:
-            ways = math.factorial(n) // math.prod(map(math.factorial, counts))
-            total += value * ways * math.prod(power[k] for power, k in zip(powers, counts, strict=True))
+            multiplicity = math.factorial(n) // math.prod(map(math.factorial, counts))
+            total += value * multiplicity * math.prod(power[k] for power, k in zip(powers, counts, strict=True))
     return Fraction(total, common[0] * common[1] ** n)
 
 
@@ -91,13 +91,13 @@ def test_ends_are_on_their_sides_of_the_enumeration(first):
     for rows, n, share, target in map(case, range(first, first + 40)):
         if (rows < 1).any() or (rows == rows[0]).all():
             continue
-        made = shuffled(rows / rows[0].sum(), n)
-        epsilon = share * float(made.inputs.level)
+        reports = shuffled(rows / rows[0].sum(), n)
+        epsilon = share * float(reports.inputs.level)
         E = exponential(epsilon)
-        low, high = made.bracket(epsilon=epsilon)
+        low, high = reports.bracket(epsilon=epsilon)
         assert Fraction(low) <= revealed(rows, n, E)
         assert blanket(rows, n, E) <= Fraction(high)
-        epsilon = made.epsilon(target)
+        epsilon = reports.epsilon(target)
         assert blanket(rows, n, exponential(epsilon)) <= Fraction(target)
         checked += 1
     assert checked > 30
@@ -111,11 +111,11 @@ def test_tables_of_many_pairs_are_bounded_over_all_of_them(seed):
     rows[-1], rows[0] = (20, 20, 960), (30, 900, 70)
     rows[:, 2] += 1024 - rows.sum(1)
     rows, n = random.permuted(rows, axis=1), int(random.integers(2, 6))
-    made = shuffled(rows / 1024, n)
-    assert made.inputs.stop_loss is not None
+    reports = shuffled(rows / 1024, n)
+    assert reports.inputs.stop_loss is not None
     for share in (0.05, 0.4, 0.8):
-        epsilon = share * float(made.inputs.level)
-        low, high = made.bracket(epsilon=epsilon)
+        epsilon = share * float(reports.inputs.level)
+        low, high = reports.bracket(epsilon=epsilon)
         truth = blanket(rows, n, exponential(epsilon))
         assert truth <= Fraction(high)
         assert Fraction(low) <= truth
@@ -128,10 +128,10 @@ def test_delta_is_positive_below_a_tiny_level(seed):
     total = 1 << 50
     a = int(total / 2 * (1 + 10 ** random.uniform(-8, -6))) + int(random.integers(0, 1000))
     rows = np.array([[a, total - a], [total - a, a]])
-    made = shuffled(rows / total, 3)
-    for epsilon in (float(made.inputs.level) * (1 + 1e-12), made.epsilon(1e-30)):
+    reports = shuffled(rows / total, 3)
+    for epsilon in (float(reports.inputs.level) * (1 + 1e-12), reports.epsilon(1e-30)):
         truth = blanket(rows, 3, exponential(epsilon))
-        assert truth <= Fraction(made.delta(epsilon))
+        assert truth <= Fraction(reports.delta(epsilon))
     assert truth <= Fraction(1e-30)
 
 
@@ -142,11 +142,11 @@ def test_reports_of_a_level_are_bounded_where_gamma_is_next_to_1(seed):
     level, n = 10 ** random.uniform(-3, 0.3), int(random.integers(2, 9))
     gamma = 1 - 10 ** random.uniform(-10, -5) * min(1.0, -math.expm1(-level))
     epsilon = level * random.random()
-    found = bracket.upper_delta(WorstInputs((level_outcomes(level, gamma),), level), n, epsilon)
+    bound = bracket.upper_delta(WorstInputs((level_outcomes(level, gamma),), level), n, epsilon)
     ratio, gamma = exponential(level), Fraction(gamma)
     w = min((1 / gamma - 1) / (ratio - 1), Fraction(1))
     both, high = max(2 * w - 1, Fraction(0)), gamma * ratio
     outcomes = [(w - both, high, gamma), (w - both, gamma, high), (both, high, high), (1 - 2 * w + both, gamma, gamma)]
     outcomes = [(gamma * mass, p, q) for mass, p, q in outcomes if mass > 0] + [(1 - gamma, Fraction(0), Fraction(0))]
     truth = enumerated(outcomes, n, exponential(epsilon)) / (gamma * n)
-    assert truth <= Fraction(found) <= truth * (1 + Fraction(1, 1000)) + Fraction(1, 10**20)
+    assert truth <= Fraction(bound) <= truth * (1 + Fraction(1, 1000)) + Fraction(1, 10**20)
