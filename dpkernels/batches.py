@@ -98,7 +98,8 @@ class Batchable:
             return True
         if type(other) is not type(self):
             return NotImplemented
-        if (compared := _compared(type(self))) is None:
+        cls: object = type(self)
+        if (compared := _compared(cls)) is None:
             return True
         values, other_values = compared(self), compared(other)
         if self.leaf_axes or self.batch_shape or other.batch_shape:
@@ -109,7 +110,8 @@ class Batchable:
         try:
             return self.__dict__["_hash"]
         except KeyError:
-            compared = _compared(type(self))
+            cls: object = type(self)
+            compared = _compared(cls)
             values = map(_hashable, compared(self)) if compared else ()
             value = hash((type(self).__qualname__, *values))
             object.__setattr__(self, "_hash", value)

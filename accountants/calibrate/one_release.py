@@ -200,7 +200,7 @@ def _threshold(epsilon: Real, w_p: Real, w_q: Real) -> Real:
     return xp.where(p_is_positive, xp.where(q_is_positive, finite_threshold, -xp.inf), xp.inf)
 
 
-def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> RealArray:
+def _gaussian_cut(kernel: Gaussian, D: Real, loss: Real) -> Real:
     return D / 2 - loss * kernel.sigma**2 / D
 
 
@@ -212,7 +212,7 @@ def _laplace_cut(kernel: Laplace, D: Real, loss: Real) -> RealArray:
 
 
 # The x below which log K(x) - log K(x - D) exceeds a loss.
-_CUTS: dict[type[Distribution], Callable[[Any, Real, Real], RealArray]] = {
+_CUTS: dict[type[Distribution], Callable[[Any, Real, Real], Real]] = {
     Gaussian: _gaussian_cut,
     Laplace: _laplace_cut,
 }

@@ -9,7 +9,7 @@ point of a search meets the budget, and no penalty is needed.
 """
 
 from accountants.tune import allocate as _allocate
-from accountants.tune import best_noise, objectives, tuning
+from accountants.tune import best_noise, objectives, sweeps, tuning
 from accountants.tune import categories as _categories
 from accountants.tune import free_form as _free_form
 from accountants.tune import least_variance as _least_variance
@@ -28,11 +28,12 @@ from accountants.tune.free_form import *  # noqa: F403
 from accountants.tune.least_variance import *  # noqa: F403
 from accountants.tune.mixed_allocation import *  # noqa: F403
 from accountants.tune.objectives import *  # noqa: F403
+from accountants.tune.sweeps import *  # noqa: F403
 from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
 _HOMES = (
     *(_allocate, best_noise, _categories, _free_form, _least_variance, _composed, _constructed, _noise),
-    *(_mixed_allocation, objectives, tuning),
+    *(_mixed_allocation, objectives, sweeps, tuning),
 )
 __all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]

@@ -37,7 +37,7 @@ class Family(abc.ABC):
 
     patience: ClassVar[tuple[int, float]] = (20, 1e-9)
     is_estimated: ClassVar[bool] = False
-    epsilon: Real
+    epsilon: Any
     delta: Real
 
     @property
@@ -80,7 +80,7 @@ class Family(abc.ABC):
         """Return the length that a search measures errors in: the sensitivity, or half the interval of the inputs."""
         return getattr(self, "sensitivity", 1.0)
 
-    def for_error(self, theta: object) -> Family:
+    def for_error(self, theta: Real | None) -> Family:
         """Return the family for an objective with this tolerated error, None if it has none."""
         return self
 

@@ -378,7 +378,7 @@ def _worst_case(function: Callable[..., Real], sign: int) -> Callable[..., Real]
 def _evaluate_at_worst(function: Callable[..., Real], sign: int, mechanism: object, *numbers: Real) -> Real:
     """Return the function of the worst input; for additive noise of 0, as all inputs are alike."""
     inputs: Real = np.zeros(1)
-    values: RealArray
+    values: Any
     if isinstance(mechanism, Local):
         low, high = mechanism.input_interval
         inputs = low + (high - low) * namespace(low, high).asarray(_INPUTS)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,11 +16,11 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, Member, checked, expression
 from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as_objective, evaluate
-from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, SearchResult, search, search_constrained
+from accountants.tune.search import NOTHING, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import Real
 
-__all__ = ["Result", "SweepResult", "best", "compare", "many", "pareto_front"]
+__all__ = ["Result", "best", "compare", "pareto_front"]
 
 TURNS = 200  # A descent ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
 _STARTS = 2  # The starts for one free number; each further one needs four times as many.
@@ -30,21 +30,7 @@ _MAX_POINTS = 12  # The most of them.
 _MAX_ALLOWED = 100_000  # The most starts and turns that a caller may ask for.
 # The width of the starts of a second search, relative to the first one's; see ``needs_second_search``.
 _SECOND_SEARCH_WIDTH = 1 / 6
-# Of many budgets each is searched from its neighbour's parameters, and so often from all starts.
-_RESTART_INTERVAL = 20
-_MIN_OPTIMISED = 200  # So many budgets are worth an optimised program.
 _MAX_TIGHTENINGS = 8  # Of constraints that what is released misses, because it is rounded.
-
-
-class SweepResult(NamedTuple):
-    """Tuned parameters at many budgets: arrays of the budgets' shape, by the source's symbols.
-
-    ``values`` are those of the objective, in its natural direction; ``evaluations`` counts over all budgets and starts.
-    """
-
-    parameters: dict[str, np.ndarray]
-    values: np.ndarray
-    evaluations: int
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,7 @@ def best(
         raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
     target = family.for_error(chosen.theta)
     points, warm_start = starting_points(target, starts), _parse_start(target, start)
-    result = _by_search(target, chosen, constraints, points, warm_start, *_limits(turns, optimizer))
+    result = _by_search(target, chosen, constraints, points, warm_start, *check_limits(turns, optimizer))
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
         if limit is not None and not sign * result.value >= sign * (bound := checks.number(name, limit)):
             raise ValueError(
@@ -241,87 +227,7 @@ def _is_no_better(
     )
 
 
-def many(
-    family: Family,
-    objective: ObjectiveLike,
-    *,
-    starts: int | None = None,
-    turns: int = TURNS,
-    optimizer: optax.GradientTransformation | None = None,
-) -> SweepResult:
-    """Return the best members at many budgets, each searched from the parameters of a neighbouring budget.
-
-    The arrays of the family, such as ``piecewise(epsilon=np.array(...), ...)``, broadcast to one shape, that of the
-    results. These are not certified one by one: build a mechanism for release with ``best``, which has the other
-    arguments, too. Some budgets are searched from all starts, and what is better there is tried at its neighbours.
-
-    Raises:
-        ValueError: starts or turns is not in 1..100000, the arrays do not broadcast or are empty, or no member is
-            feasible at some budget.
-    """
-    chosen = as_float64(as_objective(objective))
-    numbers, tree = jax.tree.flatten(as_float64(checked(family).for_error(chosen.theta)))
-    shapes = [np.shape(number) for number in numbers]
-    try:
-        shape = np.broadcast_shapes(*shapes)
-    except ValueError:
-        raise ValueError(f"family: holds arrays of shapes {shapes}, which do not broadcast") from None
-    if 0 in shape:
-        raise ValueError(f"family: holds an array of shape {shape}; at least one budget is needed")
-    columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
-    order = np.lexsort(columns[::-1]).tolist()
-    rows = [jax.tree.unflatten(tree, [column[index] for column in columns]) for index in order]
-    limits = _limits(turns, optimizer)
-    with jax.enable_x64(True):
-        program = QUICK if len(rows) < _MIN_OPTIMISED else OPTIMISED
-        cost = Cost(rows[0], chosen, program=program if rows[0].domains else None)
-        descents, members = _swept(cost, rows, starts, *limits), []
-        for index, row, descent in zip(order, rows, descents, strict=True):
-            if descent.value == np.inf:
-                message = f"family: at budget number {index} no member of {row.name} is feasible"
-                raise ValueError(message) from cost.record.infeasibility
-            members.append({"": descent.value * _factor(row, chosen)})
-            if descent.z.size:
-                parameters_at = _traced_parameters if cost.program is OPTIMISED else _parameters
-                members[-1] |= jax.tree.map(np.asarray, parameters_at(row, descent.z, descent.solved))
-    inverse = np.argsort(order)
-    stacked = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
-    parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in stacked.items()}
-    return SweepResult(parameters, parameters.pop(""), cost.record.evaluations)
-
-
-def _parameters(family: Family, z: RealArray, solved: Real) -> dict[str, Real]:
-    """Return every parameter of the member at z."""
-    params = domains.constrain(family.domains, z)
-    return family.parameters(params, family.build_warm_started(params, solved))
-
-
-_traced_parameters = jax.jit(_parameters)  # Of many budgets, of which plain numbers take 20 times as long.
-
-
-def _swept(cost: Cost, rows: list[Family], starts: int | None, turns: int, optimizer: object) -> list[SearchResult]:
-    """Return what the search finds for each family, of which neighbours have budgets next to one another."""
-    descents: list[SearchResult] = []
-    for index, row in enumerate(rows):
-        cost, descent = replace(cost, family=row), NOTHING
-        if row.domains and descents and descents[-1].value < np.inf:
-            descent = search(cost, descents[-1].z[None, None], turns, optimizer, descents[-1])
-        is_cold = row.needs_second_search or index % _RESTART_INTERVAL == 0 or index == len(rows) - 1
-        if is_cold or descent.value == np.inf:
-            cold = _search_all_starts(cost, starting_points(row, starts), turns, optimizer)
-            descent = min(descent, cold, key=lambda descent: descent.value)
-        descents.append(descent._replace(path=()))
-    for index in range(len(rows) - 2, -1, -1):
-        cost, following = replace(cost, family=rows[index]), descents[index + 1]
-        cost.record.solved = following.solved
-        value = descents[index].value
-        if following.z.size and cost(following.z) < value - cost.family.patience[1] * abs(value):
-            descent = search(cost, following.z[None, None], turns, optimizer, following)
-            descents[index] = min(descents[index], descent._replace(path=()), key=lambda descent: descent.value)
-    return descents
-
-
-def _limits(turns: int, optimizer: object) -> tuple[int, optax.GradientTransformation | None]:
+def check_limits(turns: int, optimizer: object) -> tuple[int, optax.GradientTransformation | None]:
     if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
     return checks.integer_in("turns", turns, 1, _MAX_ALLOWED), optimizer
@@ -365,7 +271,7 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, n).swapaxes(0, 1)
 
 
-def _search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: object) -> SearchResult:
+def search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: object) -> SearchResult:
     """Search from all starts, and where there are dips once more around what is found."""
     if not points.size:
         value = cost(np.zeros(0))
@@ -396,7 +302,7 @@ def _by_search(
             elif warm_start is not None and points.size:
                 lowest = search(cost, points, turns, optimizer, warm_start)
             else:
-                lowest = _search_all_starts(cost, points, turns, optimizer)
+                lowest = search_all_starts(cost, points, turns, optimizer)
             if lowest.value == np.inf:
                 raise _infeasible(family, cost, warm_start) from cost.record.infeasibility
             params = domains.constrain(family.domains, lowest.z)
@@ -412,11 +318,11 @@ def _by_search(
         else:
             raise ValueError(f"subject_to: {', '.join(map(str, constraints))}; no member that is released meets it")
     is_estimated = family.is_estimated or objective.bound is not None or not points.size
-    value = _value(objective, mechanism) if is_estimated else lowest.value * _factor(family, objective)
+    value = _value(objective, mechanism) if is_estimated else lowest.value * value_per_cost(family, objective)
     finite = [(z, step_cost) for z, step_cost in lowest.path if np.isfinite(step_cost)]
     z, costs = np.array([z for z, _ in finite]), np.array([step_cost for _, step_cost in finite])
     path = {name: np.asarray(column) for name, column in domains.constrain(family.domains, z).items()}
-    path["objective"] = costs * _factor(family, objective) if points.size else np.array([value])
+    path["objective"] = costs * value_per_cost(family, objective) if points.size else np.array([value])
     result = certified_result(family, objective, params, mechanism, value, path, cost.record.evaluations)
     return replace(result, values=(value, *values))
 
@@ -437,7 +343,7 @@ def _infeasible(family: Family, cost: Cost, warm_start: SearchResult | None) -> 
     )
 
 
-def _factor(family: Family, objective: Objective) -> float:
+def value_per_cost(family: Family, objective: Objective) -> float:
     """Return the factor from the cost of a search to the objective's value."""
     return float(objective.sign * objective.factor(family.unit))
 

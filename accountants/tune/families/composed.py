@@ -178,7 +178,7 @@ class Composed(Family):
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
         return replace(self, inner=self.inner.with_sensitivity(1 / p), rate=p)
 
-    def for_error(self, theta: object) -> Family:
+    def for_error(self, theta: Real | None) -> Family:
         return self if theta is None else replace(self, inner=self.inner.for_error(theta))
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
 from dpkernels.mechanisms.windowed.mechanism import CONDITIONS, Windowed, lowest_edge
-from dpkernels.mechanisms.windowed.windows import Window
+from dpkernels.mechanisms.windowed.windows import Uniform, Window
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
@@ -84,7 +84,7 @@ class Constructed(PureDPFamily):
         fixed = self.fixed
         return (fixed["upper"] - fixed["lower"]) / 2 if "lower" in fixed else fixed["sensitivity"]
 
-    def arguments(self, params: dict[str, Real]) -> dict[str, Any]:
+    def arguments(self, params: dict[str, Real]) -> dict[str, object]:
         return {**self.fixed, **params}
 
     def build(self, params: dict[str, Real]) -> Any:
@@ -120,7 +120,7 @@ class Scaled(ComposableFamily):
         return {}
 
     @property
-    def target(self) -> dict[str, Any]:
+    def target(self) -> dict[str, Real]:
         return {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
     def shape(self, params: dict[str, Real]) -> Distribution:
@@ -141,7 +141,7 @@ class Scaled(ComposableFamily):
     def certified_member(self, params: dict[str, Real]) -> Additive:
         return calibrate.scaled(self.shape(params), **self.target)
 
-    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Any]:
+    def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return scale_parameter(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
 
     def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Additive:
@@ -234,7 +234,7 @@ _WIDTHS = (0.0, 2.0)
 class Composite(Constructed):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``."""
 
-    window: Any = None
+    window: Window = field(default_factory=Uniform)
     base: Base | None = None  # None for the quartic one, whose edge is free.
     condition: str = "pointwise"
 
@@ -250,12 +250,12 @@ class Composite(Constructed):
             domains["edge"] = LogBetween(lowest_edge(self.epsilon, self.condition), 1.0)
         return domains
 
-    def arguments(self, params: dict[str, Real]) -> dict[str, Any]:
+    def arguments(self, params: dict[str, Real]) -> dict[str, object]:
         base = Quartic(params["edge"]) if self.base is None else self.base
         condition = {} if self.condition == "pointwise" else {"condition": self.condition}
         return {"window": self.window, "base": base, **self.fixed, "width": params["width"], **condition}
 
-    def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Any]:
+    def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
         found = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
         return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
 
@@ -293,8 +293,10 @@ def composite(
             and positive.
     """
     checks.one_of("condition", condition, CONDITIONS)
-    shape: Any = {"window": named.parse_window(window), "base": named.parse_base(base), "condition": condition}
-    return Composite(dpk.composite, _bounded_arguments(epsilon, lower, upper), **shape)
+    fixed = _bounded_arguments(epsilon, lower, upper)
+    return Composite(
+        dpk.composite, fixed, window=named.parse_window(window), base=named.parse_base(base), condition=condition
+    )
 
 
 _ETA = (("eta", GreaterThan(1.0, span=(-1.5, 4.0))),)

@@ -281,7 +281,7 @@ class RecycledShape(Scaled):
 class Recycled(RecycledShape):
     """Budget-recycled noise with a free scale of the kernel, and q solved for; see ``budget_recycled``."""
 
-    theta: Any = None  # None where it is free.
+    theta: Real | None = None  # None where it is free.
     typical: Real | None = None  # About the scale that several releases without recycling need; None for one release.
 
     @property
@@ -348,7 +348,7 @@ class Recycled(RecycledShape):
         t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, starts_at_root=bool(solved))
         return with_release_claim(wider(t), delta / target.count)
 
-    def for_error(self, theta: object) -> Family:
+    def for_error(self, theta: Real | None) -> Family:
         """Recycle beyond the tolerated error of an acceptance; where there is none theta is free."""
         if self.theta is not None:
             return self
@@ -439,14 +439,15 @@ class SampledRecycled(Family):
 
     def certified_member(self, params: dict[str, Real]) -> Subsampled:
         p = 1.0 if params["rate"] > _WHOLE_RATE else params["rate"]
-        target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
-        sample: dict[str, Any] = {
-            "rate": p,
-            "sampling_noise": float(self.rate.error(p)),
-            "sensitivity_at": self.sensitivity_at,
-        }
         return recycling.subsampled_recycling(
-            self._scaled_kernel(params["scale"], p), theta=self.theta, **sample, **target
+            self._scaled_kernel(params["scale"], p),
+            theta=self.theta,
+            rate=p,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            sensitivity=self.sensitivity,
+            sampling_noise=float(self.rate.error(p)),
+            sensitivity_at=self.sensitivity_at,
         )
 
     def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:

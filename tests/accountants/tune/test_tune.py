@@ -28,7 +28,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.published import searches
 from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import published_eta, published_piecewise
-from accountants.tune import domains, objectives, search, tuning
+from accountants.tune import domains, objectives, search, sweeps
 from accountants.tune.families.constructed import ConstructedNoise, Piecewise
 from accountants.tune.families.noise import KERNELS, RecycledShape, TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
@@ -840,7 +840,7 @@ def test_many_budgets_of_a_window_and_a_base(base):
 def test_traced_parameters_of_many_budgets_are_those_of_plain_numbers(family, x64):
     family = as_float64(family)
     z = np.full(sum(domain.size for domain in family.domains.values()), 3.0)
-    found, known = tuning._traced_parameters(family, z, 0.0), tuning._parameters(family, z, 0.0)
+    found, known = sweeps._traced_parameters(family, z, 0.0), sweeps._parameters(family, z, 0.0)
     assert found.keys() == known.keys()
     for name, value in known.items():
         assert np.asarray(found[name]) == pytest.approx(np.asarray(value), rel=1e-10)
