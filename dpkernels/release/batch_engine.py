@@ -31,7 +31,7 @@ from dpkernels.release.inputs import Bounds, finite_keys, keys_of_ends
 from dpkernels.release.process import calling_thread_device, kernel_settings
 
 _ALWAYS_NUMPY = 1 << 12  # Up to this number of values NumPy is faster than a call of a compiled program.
-Columns = tuple[np.ndarray, ...]
+Columns = tuple[RealArray, ...]
 
 _DISAGREE = "x: the kernel found a value outside its interval, and NumPy did not; no report is made"
 
@@ -228,7 +228,7 @@ def _compiled_reports(
     return None
 
 
-class _Columns(tuple[np.ndarray, ...]):
+class _Columns(tuple[RealArray, ...]):
     """Columns that are compared and hashed as one object, so that they can be in a key."""
 
     __hash__, __eq__ = object.__hash__, object.__eq__

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpkernels.exact.sampler import ExactSampler, Words
 from dpkernels.jax_on_use import Array, is_deferred, jax, jnp
+from dpkernels.numerics import RealArray
 from dpkernels.random import host
 from dpkernels.release.inputs import Bounds
 from dpkernels.release.process import calling_thread_device, kernel_settings
@@ -84,7 +85,7 @@ class HostRelease:
                 values, *words, noise_words=lambda turn: drawn_words(self.key, needs[0], positions, turn)
             )
 
-    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: tuple[np.ndarray, np.ndarray]) -> bool:
+    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: tuple[RealArray, RealArray]) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
 
         A workspace is returned to the pool only after success, so an error never leaves a partly written one. Lending

@@ -42,7 +42,7 @@ class ValidRange(NamedTuple):
 
     low: np.ndarray
     high: np.ndarray
-    keys: tuple[np.ndarray, np.ndarray]  # the ``order_keys`` of both ends, with both zeros inside where an end is 0
+    keys: tuple[RealArray, RealArray]  # the ``order_keys`` of both ends, with both zeros inside where an end is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Bounds:
             self._ranges[key] = ValidRange(low, high, keys_of_ends(low, high))
         return self._ranges[key]
 
-    def entry_keys(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    def entry_keys(self, source: np.dtype, dtype: np.dtype) -> tuple[RealArray, RealArray]:
         """Return the ``order_keys`` of the ends of every entry's interval, or of all entries' one, for a type."""
         return self._entry_range(source, dtype).keys
 
@@ -172,14 +172,14 @@ class Bounds:
         return low, high
 
 
-def keys_of_ends(low: RealArray, high: RealArray) -> tuple[np.ndarray, np.ndarray]:
+def keys_of_ends(low: RealArray, high: RealArray) -> tuple[RealArray, RealArray]:
     """Return the ``order_keys`` of the ends of intervals, with both zeros inside where an end is 0."""
     low_keys, high_keys = order_keys(low), order_keys(high)
     return low_keys - (low_keys == 0), high_keys + (high_keys == -1)
 
 
 @lru_cache(maxsize=8)
-def finite_keys(dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def finite_keys(dtype: np.dtype) -> tuple[RealArray, RealArray]:
     """Return the ``order_keys`` between which finite values are."""
     largest = np.finfo(dtype).max
     return keys_of_ends(-largest, largest)

@@ -67,7 +67,7 @@ def _codes_at_once(noise: HalvedNoise, key: Array, count: int) -> RealArray:
         return state[0] & False, noise.complete(state[1], stream_words(key, NOISE_STREAM, (0, 0), count, 64, 1))
 
     # A loop of at most one turn: under vmap, lax.cond would compute both branches.
-    return jax.lax.while_loop(lambda state: state[0], complete, (noise.are_incomplete(codes).any(), codes))[1]
+    return jax.lax.while_loop(lambda state: state[0], complete, (jnp.any(noise.are_incomplete(codes)), codes))[1]
 
 
 def _codes_by_rows(noise: HalvedNoise, key: Array, count: int) -> RealArray:

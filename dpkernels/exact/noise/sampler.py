@@ -21,7 +21,7 @@ from dpkernels.exact.sampler import (
     Words,
     indices_within,
 )
-from dpkernels.jax_on_use import jax, jnp
+from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree
@@ -119,9 +119,9 @@ class ExactNoise(ExactSampler):
         ranges = self.incomplete_words or ()
         is_smallest = len(ranges) == 1 and ranges[0].start == 0
         incomplete = noise < noise.dtype.type(ranges[0].stop) if is_smallest else self._has_no_code(self.kernel(noise))
-        state = incomplete.any(), self.reports(x, *words)
+        state = jnp.any(incomplete), self.reports(x, *words)
 
-        def complete(state: tuple[RealArray, RealArray]) -> tuple[RealArray, RealArray]:
+        def complete(state: tuple[Array, RealArray]) -> tuple[Array, RealArray]:
             # Turn 0 draws the noise words again, so that they need not be kept for this.
             return state[0] & False, self.complete(x, noise_words(jnp.uint32(0)), rounding, noise_words, self.grid)
 
