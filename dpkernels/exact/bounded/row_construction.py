@@ -14,11 +14,7 @@ import numpy as np
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.bounded.certificate import PROMISED_DEVIATION
 from dpkernels.exact.bounded.rows import RowCertificate, RowTable
-from dpkernels.exact.certificate import (
-    MAX_WEIGHTS,
-    CertificateError,
-    exp_lower_bound,
-)
+from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, exp_lower_bound
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 

@@ -26,13 +26,7 @@ from dpkernels.decimals import rational, shortest
 from dpkernels.exact.alias import AliasColumns, alias_columns, alias_kernel, take
 from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
 from dpkernels.exact.bounded.sampler import BoundedSampler, fraction_bits
-from dpkernels.exact.certificate import (
-    MAX_WEIGHTS,
-    CertificateError,
-    frozen_weights,
-    integers,
-    moments,
-)
+from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, frozen_weights, integers, moments
 from dpkernels.exact.sampler import ROW_ROUNDING_STREAM
 from dpkernels.jax_on_use import jnp, lax
 from dpkernels.numerics import RealArray

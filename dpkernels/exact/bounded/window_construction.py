@@ -12,10 +12,7 @@ import numpy as np
 from dpkernels.decimals import shortest
 from dpkernels.exact.bounded.certificate import PROMISED_DEVIATION
 from dpkernels.exact.bounded.windows import WindowTable
-from dpkernels.exact.certificate import (
-    CertificateError,
-    exp_lower_bound,
-)
+from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, relative_height, window_height

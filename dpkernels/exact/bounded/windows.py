@@ -28,13 +28,7 @@ from dpkernels.decimals import rational, shortest
 from dpkernels.exact.alias import alias_columns, alias_kernel, stacked_alias_kernel
 from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
 from dpkernels.exact.bounded.sampler import BoundedSampler, fraction_bits, rounded_rows, split_products, step_factor
-from dpkernels.exact.certificate import (
-    COVERS,
-    MAX_WEIGHTS,
-    frozen_weights,
-    integers,
-    moments,
-)
+from dpkernels.exact.certificate import COVERS, MAX_WEIGHTS, frozen_weights, integers, moments
 from dpkernels.exact.sampler import StackedSampler
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven

@@ -21,14 +21,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import JsonObject, integer, real
 from dpkernels.decimals import shortest
-from dpkernels.exact.certificate import (
-    LIMITS,
-    WORDS,
-    Certificate,
-    CertificateError,
-    exp_lower_bound,
-    log_upper_bound,
-)
+from dpkernels.exact.certificate import LIMITS, WORDS, Certificate, CertificateError, exp_lower_bound, log_upper_bound
 from dpkernels.mechanisms.categorical.base import Categorical
 from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.galois import is_field

@@ -28,12 +28,7 @@ from dpkernels import checks
 from dpkernels.bounded_json import JsonObject, real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact import arithmetic
-from dpkernels.exact.certificate import (
-    Certificate,
-    CertificateError,
-    check_totals,
-    exp_lower_bound,
-)
+from dpkernels.exact.certificate import Certificate, CertificateError, check_totals, exp_lower_bound
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
 from dpkernels.exact.noise.grid import FINEST, GRID_LOG2_RANGE, WIDEST, NoiseGrid, grid, grids
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_probability

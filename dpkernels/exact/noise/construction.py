@@ -21,9 +21,7 @@ from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.exact import arithmetic
-from dpkernels.exact.certificate import (
-    CertificateError,
-)
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise.certificate import (
     NoiseCertificate,
     VectorClaim,

@@ -17,9 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.exact.certificate import (
-    CertificateError,
-)
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.numerics import Real, RealArray, namespace, power_of_two
 from dpkernels.proven import proven
 

@@ -18,12 +18,7 @@ import numpy as np
 from dpkernels.bounded_json import JsonObject, integer
 from dpkernels.exact import arithmetic
 from dpkernels.exact.alias import alias_columns, alias_kernel
-from dpkernels.exact.certificate import (
-    MAX_WEIGHTS,
-    frozen_weights,
-    integers,
-    moments,
-)
+from dpkernels.exact.certificate import MAX_WEIGHTS, frozen_weights, integers, moments
 from dpkernels.exact.noise.grid import cells_apart
 from dpkernels.exact.noise.remainder import Remainder
 from dpkernels.exact.noise.tail import Tail
