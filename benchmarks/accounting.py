@@ -31,7 +31,7 @@ from accountants.composition.self_composed import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 from dpkernels.distributions.gaussian import Gaussian
 
 SIGMA, RATE, COUNT, PURE, PURE_COUNT = 30.74956613197745, 0.01, 1000, 0.1, 100
@@ -300,7 +300,7 @@ def gradient_rows(count: int, sets: int, seconds: float) -> Iterator[list[str]]:
 
 def main() -> None:
     """Run and print."""
-    options = parser_of(__doc__, "no brackets and short runs").parse_args()
+    options = make_parser(__doc__, "no brackets and short runs").parse_args()
     warnings.simplefilter("ignore")
     print(machine(*PEERS), flush=True)
     accountants = [ours(), *([] if options.quick else [brackets()]), *installed()]

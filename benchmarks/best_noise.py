@@ -22,7 +22,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 import dpkernels as dpk
 from accountants import guarantee, tune
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 BUDGETS = ((0.5, 1e-6), (1.0, 1e-6), (4.0, 1e-6), (1.0, 1e-9))
 # The numbers of releases, and for each the cells of a sensitivity in the free form: few releases need steps.
@@ -105,7 +105,7 @@ def accounted_epsilon(sampler: Any, epsilon: float, delta: float, count: int) ->
     return float(losses.self_compose(count).get_epsilon_for_delta(delta))
 
 
-def row_of(epsilon: float, delta: float, count: int) -> Row:
+def measured_row(epsilon: float, delta: float, count: int) -> Row:
     """Return the row of a budget."""
     free = tune.free_form(epsilon=epsilon, delta=delta, count=count, cells=CELLS[count])
     samplers = [dpk.exact_sampler(mechanism) for mechanism in (free.named.mechanism, free.mechanism)]
@@ -141,7 +141,7 @@ def draw(rows: list[Row], output: Path) -> None:
 
 def main() -> None:
     """Print the table and save the picture."""
-    parser = parser_of((__doc__ or "").splitlines()[0], "one budget and two numbers of releases")
+    parser = make_parser((__doc__ or "").splitlines()[0], "one budget and two numbers of releases")
     parser.add_argument(
         "--output", type=Path, default=Path("docs/_static/best_noise.png"), help="where the picture goes"
     )
@@ -168,7 +168,7 @@ def main() -> None:
     rows, start = [], time.process_time()
     for epsilon, delta in budgets:
         for count in counts:
-            rows.append(row_of(epsilon, delta, count))
+            rows.append(measured_row(epsilon, delta, count))
             print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)
     print(f"\n{markdown(header, [row.cells() for row in rows])}")
     print(f"{time.process_time() - start:.0f} s of processor time")

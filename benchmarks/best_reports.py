@@ -26,7 +26,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import brentq, linprog
 
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 DELTA = 1e-6
 BUDGETS = [(epsilon, count) for epsilon in (1.0, 4.0) for count in (1, 2, 3, 5, 10, 30)]
@@ -164,7 +164,7 @@ def free_table(epsilon: float, count: int) -> tuple[float, float]:
 
 def main() -> None:
     """Print the table."""
-    options = parser_of((__doc__ or "").splitlines()[0], "one budget").parse_args()
+    options = make_parser((__doc__ or "").splitlines()[0], "one budget").parse_args()
     print(machine(), flush=True)
     rows, start = [], time.process_time()
     for epsilon, count in BUDGETS[2:3] if options.quick else BUDGETS:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dpkernels as dpk
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 CATEGORIES, LEVELS = (2, 5, 20, 266, 4096), (0.5, 1.0, 2.0, 4.0)
 _OWN_REPORTS = 1 << 20  # that are timed beside those of peers
@@ -215,7 +215,7 @@ def _row(d: int, package: str, name: str, seconds: float, error: Any, spread: An
 
 def main() -> None:
     """Print every table."""
-    parser = parser_of(__doc__, "5 releases and 10^6 reports")
+    parser = make_parser(__doc__, "5 releases and 10^6 reports")
     parser.add_argument("--peers", type=Path, metavar="FILE", help="what category_peers.py has printed")
     parser.add_argument("--command", type=int, metavar="ROWS", help="rows of files that the command reads and writes")
     parser.add_argument("--folder", type=Path, help="where these files are written; by default the temporary folder")

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
 _BOUNDS = ["--lower", "0", "--upper", "120", "--epsilon", "1"]
@@ -111,7 +111,7 @@ def rows(names: list[str], rounds: int) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the table."""
-    arguments = parser_of(__doc__, "each run once, the fast ones").parse_args()
+    arguments = make_parser(__doc__, "each run once, the fast ones").parse_args()
     print(machine())
     heading = ["command", "without the folder, s", "first run, s", "second, s", "second / without", "kept, MB"]
     names = [name for name in RUNS if not (arguments.quick and name in SLOW)]

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 import ray
 
 from benchmarks.files import COMMAND, PEAK
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 from dpkernels.cli import main as command
 from dpkernels.release.engines import CORES
 
@@ -135,7 +135,7 @@ def task_milliseconds(tasks: int = 3000) -> float:
 
 def main() -> None:
     """Print the tables."""
-    quick = parser_of(__doc__).parse_args().quick
+    quick = make_parser(__doc__).parse_args().quick
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=CORES, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     print(machine())

@@ -29,7 +29,7 @@ import numpy as np
 import dpkernels as dpk
 from accountants import tune
 from benchmarks.estimation import AT, BINS, SHAPES, UNIT
-from benchmarks.shown import markdown, parser_of
+from benchmarks.shown import make_parser, markdown
 from dpkernels.cli.mechanisms import DEFAULT, ROOM, mechanism
 from dpkernels.estimation.counts import Counts
 
@@ -87,7 +87,7 @@ def row(epsilon: float, shapes: tuple[str, ...], releases: int) -> dict[str, Any
 
 def main() -> None:
     """Print the table."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     shapes, releases = (SHAPES_SHOWN[:1], 1) if options.quick else (SHAPES_SHOWN, RELEASES)

@@ -33,7 +33,7 @@ import numpy as np
 
 import dpkernels as dpk
 from accountants import tune
-from benchmarks.shown import markdown, parser_of
+from benchmarks.shown import make_parser, markdown
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.models import InputDistribution
 
@@ -305,7 +305,7 @@ def coverage(shapes: list[str], cells: list[tuple[float, int]], releases: int, a
 
 def main() -> None:
     """Print the tables."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--coverage", action="store_true", help="count how often 95 %% intervals hold")
     parser.add_argument("--releases", type=int, default=40, help="releases for each cell of coverage")

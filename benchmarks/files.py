@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 from dpkernels.cli import main as command
 
 OPTIONS = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--force", "--quiet"]
@@ -224,7 +224,7 @@ def stages(rows: int) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the table."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--stages", type=int, metavar="ROWS", help="the parts of a release of so many rows")
     arguments = parser.parse_args()
     print(machine())

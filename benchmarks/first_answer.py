@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 if TYPE_CHECKING:
     from dpkernels.numerics import RealArray
@@ -309,7 +309,7 @@ def measured(program: Program, rounds: int) -> dict[str, Any]:
     return min(runs, key=lambda run: run["processor"])
 
 
-def peer_of(row: Row, rounds: int) -> dict[str, Any] | None:
+def peer_row(row: Row, rounds: int) -> dict[str, Any] | None:
     """Measure the peer; return None if it has no such function or is not installed."""
     return measured(row.peer, rounds) if row.peer and find_spec(PEER) else None
 
@@ -335,7 +335,7 @@ HEADING = ["first answer", "processor, s", "clock, s", "computing, s", f"{PEER},
 def lines(rows: list[Row], rounds: int, rows_measured: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Measure every row and yield its line of the table; the measurements are appended to ``found``."""
     for row in rows:
-        ours, peer = measured(row.ours, rounds), peer_of(row, rounds)
+        ours, peer = measured(row.ours, rounds), peer_row(row, rounds)
         later = ours["imported"] if row.ours.imports else []  # An import alone computes nothing.
         ours["computing"] = (measured(row.ours.after_importing(later), rounds) if later else ours)["processor"]
         rows_measured.append({**asdict(row), "measured": ours, "peer_measured": peer})
@@ -344,7 +344,7 @@ def lines(rows: list[Row], rounds: int, rows_measured: list[dict[str, Any]]) -> 
 
 def main() -> None:
     """Print the table."""
-    parser = parser_of(__doc__, "one run of the rows that take seconds")
+    parser = make_parser(__doc__, "one run of the rows that take seconds")
     parser.add_argument("--only", default="", help="rows whose name has this text")
     parser.add_argument("--json", type=Path, help="a file for the measurements, beside the table")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ from benchmarks import literature_composite as composite
 from benchmarks import literature_composition as composition
 from benchmarks import literature_piecewise as piecewise
 from benchmarks import literature_recycling as recycled
-from benchmarks.shown import markdown, parser_of
+from benchmarks.shown import make_parser, markdown
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data" / "rand_hie.csv"
 
@@ -127,7 +127,7 @@ def column(name: str) -> np.ndarray:
 
 def main() -> None:
     """Print all tables."""
-    quick = parser_of(__doc__, "fewer budgets and repetitions").parse_args().quick
+    quick = make_parser(__doc__, "fewer budgets and repetitions").parse_args().quick
     for source in (zhang, ma, jiang, cesar):
         for text in source(quick):
             print(text, flush=True)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import dpkernels as dpk
-from benchmarks.shown import markdown, parser_of
+from benchmarks.shown import make_parser, markdown
 from dpkernels.mechanisms.optimal.program import least_variance
 from dpkernels.mechanisms.optimal.search import InputGrid, half_outputs, input_grid
 
@@ -98,7 +98,7 @@ def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = parser_of(__doc__, "four budgets")
+    parser = make_parser(__doc__, "four budgets")
     parser.add_argument("pair", nargs="*", type=float, help="eps and R/D of one row")
     parser.add_argument("--steps", action="store_true", help="the default steps of central_piecewise")
     options = parser.parse_args()

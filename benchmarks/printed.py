@@ -26,7 +26,7 @@ from benchmarks import literature_laplace as laplace
 from benchmarks import literature_piecewise as piecewise
 from benchmarks import literature_queries as queries
 from benchmarks import literature_recycling as recycling
-from benchmarks.shown import markdown, parser_of
+from benchmarks.shown import make_parser, markdown
 from benchmarks.sources import Table, tables
 
 
@@ -207,7 +207,7 @@ def chosen(text: str, quick: bool) -> list[Table]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the summaries and findings, or every cell; 1 if a table lacks something, or none has the name."""
-    parser = parser_of(__doc__, "without compositions and searches")
+    parser = make_parser(__doc__, "without compositions and searches")
     parser.add_argument("text", nargs="?", default="", help="part of a table's name")
     parser.add_argument("--cells", action="store_true", help="every number")
     options = parser.parse_args(arguments)

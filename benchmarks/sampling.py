@@ -44,7 +44,7 @@ from benchmarks.sampling_peers import (
     textbook_jax,
     textbook_numpy,
 )
-from benchmarks.shown import machine, parser_of
+from benchmarks.shown import machine, make_parser
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -223,7 +223,7 @@ def table(results: dict[str, float], count: int, least: dict[str, float]) -> str
 
 def main() -> None:
     """Run and print."""
-    parser = parser_of(__doc__, "sizes 4,5 and short runs")
+    parser = make_parser(__doc__, "sizes 4,5 and short runs")
     about = "decimal exponents, comma-separated (default %(default)s)"
     parser.add_argument("--sizes", default="2,3,4,5,6,7,8", help=about)
     parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")

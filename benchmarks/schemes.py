@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 import dpkernels as dpk
 from accountants.guarantee import Guarantee
 from accountants.mechanism_guarantee import guarantee
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 DELTA = 1e-6
 PUBLISHED = {(1.0, 1000): (0.16865, 0.17569), (0.5, 1000): (4.0984, 4.1176), (1.0, 100): (0.8437, 0.8745)}
@@ -121,7 +121,7 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     """Print the table, or draw the picture."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
     if arguments.figure:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 _FILE = 2_000_000
 _SESSION = """
@@ -69,7 +69,7 @@ def measured(folder: Path, unit: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the table."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 
-def parser_of(description: str | None, quick: str = "a smoke run") -> ArgumentParser:
+def make_parser(description: str | None, quick: str = "a smoke run") -> ArgumentParser:
     """The options of a benchmark, of which ``--quick`` is one."""
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import dpkernels as dpk
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 TABLE = Path(__file__).parents[1] / "notebooks" / "data" / "rand_hie.csv"
 EPSILONS = (0.1, 1.0)
@@ -167,7 +167,7 @@ STATISTICS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
 }
 
 
-def data_of(rows: int | None) -> dict[str, np.ndarray]:
+def make_data(rows: int | None) -> dict[str, np.ndarray]:
     """Return columns of the people of the table, or of as many as asked for, drawn from them."""
     table = np.genfromtxt(TABLE, delimiter=",", names=True)
     if rows is not None:
@@ -201,7 +201,7 @@ def measured(code: str, true: Any, data: dict[str, np.ndarray], epsilon: float, 
 
 def rows(releases: int, size: int | None, only: str | None) -> list[dict[str, Any]]:
     """Return the errors, times and lines of every statistic, epsilon and library."""
-    data, results = data_of(size), []
+    data, results = make_data(size), []
     for name, (true, codes) in STATISTICS.items():
         if only is not None and only not in name:
             continue
@@ -214,7 +214,7 @@ def rows(releases: int, size: int | None, only: str | None) -> list[dict[str, An
 
 def main() -> None:
     """Print the tables."""
-    parser = parser_of(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, help="people, drawn from the table with replacement")
     parser.add_argument("--releases", type=int, default=300)
     parser.add_argument("--only", help="a part of the name of a statistic")

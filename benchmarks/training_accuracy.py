@@ -65,7 +65,7 @@ class Split(NamedTuple):
     params: Any
 
 
-def split_of(seed: int) -> Split:
+def load_split(seed: int) -> Split:
     """Return the split of a seed."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -76,7 +76,7 @@ def split_of(seed: int) -> Split:
     return Split(train, test, initial(jax.random.fold_in(key, 1)))
 
 
-def batches_of(plan: TrainingPlan, seed: int) -> PrivateBatch:
+def sample_batches(plan: TrainingPlan, seed: int) -> PrivateBatch:
     """Return the row numbers and the masks of all steps, stacked; those of a seed are the same for all methods."""
     key = dpk.key_from_bytes(hashlib.sha256(b"training_accuracy %d" % seed).digest())
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *plan.batches(key))
@@ -101,9 +101,9 @@ def accuracies(method: Method, plan: TrainingPlan, seeds: int) -> Iterator[float
         return jax.lax.scan(step, (params, state), batches)[0][0]
 
     for seed in range(seeds):
-        split = split_of(seed)
+        split = load_split(seed)
         state = _seeded(transformation.init(split.params), seed)
-        params = train(split.params, state, split.train, batches_of(plan, seed))
+        params = train(split.params, state, split.train, sample_batches(plan, seed))
         yield float((logits(params, split.test["x"]).argmax(1) == split.test["y"]).mean())
 
 
@@ -143,7 +143,7 @@ def plans(epsilon: float) -> tuple[TrainingPlan, TrainingPlan]:
     return planned(), planned(strategy=STRATEGY)
 
 
-def of_optax(epsilon: float, plan: TrainingPlan) -> tuple[float, Method]:
+def optax_method(epsilon: float, plan: TrainingPlan) -> tuple[float, Method]:
     """Return the noise multiplier by dp_accounting, and the method of optax."""
     multiplier = dp_accounting.calibrate_dp_mechanism(
         pld.PLDAccountant,
@@ -159,7 +159,7 @@ def of_optax(epsilon: float, plan: TrainingPlan) -> tuple[float, Method]:
     return multiplier, (optax.chain(theirs, optax.scale(plan.capacity / BATCH), inner(epsilon)), masked)
 
 
-def of_jax_privacy(epsilon: float, is_correlated: bool) -> tuple[float, Method]:
+def jax_privacy_method(epsilon: float, is_correlated: bool) -> tuple[float, Method]:
     """Return the noise multiplier and the method of jax-privacy, with sampling or with correlated noise."""
     from jax_privacy import accounting, clipping, noise_addition
     from jax_privacy.matrix_factorization import toeplitz
@@ -202,10 +202,10 @@ def methods(epsilon: float) -> Iterator[tuple[str, float, Method, TrainingPlan]]
     for name, plan in (("private_training", sampled), ("private_training, correlated", correlated)):
         method = plan.optimizer(inner(epsilon), dpk.os_key()), partial(plan.gradients, loss)
         yield name, plan.noise_multiplier, method, plan
-    yield "optax.contrib", *of_optax(epsilon, sampled), sampled
+    yield "optax.contrib", *optax_method(epsilon, sampled), sampled
     if installed("jax_privacy"):
-        yield "jax-privacy", *of_jax_privacy(epsilon, False), sampled
-        yield "jax-privacy, correlated", *of_jax_privacy(epsilon, True), correlated
+        yield "jax-privacy", *jax_privacy_method(epsilon, False), sampled
+        yield "jax-privacy, correlated", *jax_privacy_method(epsilon, True), correlated
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -32,7 +32,7 @@ from accountants import tune
 from accountants.published import searches
 from accountants.tune.domains import constrain
 from accountants.tune.tuning import starting_points
-from benchmarks.shown import machine, markdown, parser_of
+from benchmarks.shown import machine, make_parser, markdown
 
 SIGNED: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
 DELTA = 1e-5
@@ -211,7 +211,7 @@ def many_rows(names: Any, count: int) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the tables, or with ``--one`` a measurement as JSON."""
-    parser = parser_of(__doc__, "one family and 20 budgets")
+    parser = make_parser(__doc__, "one family and 20 budgets")
     parser.add_argument("--one", choices=CASES, help="one case only, as JSON")
     parser.add_argument("--method", choices=_METHODS, default="gradient", help="of --one")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, help="of --one, instead of a method")

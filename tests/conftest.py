@@ -69,7 +69,7 @@ LONG = [
 ]
 
 
-def is_in(item: pytest.Item, pattern: str) -> bool:
+def matches(item: pytest.Item, pattern: str) -> bool:
     """Whether the parameters' id is of this pattern; a test without parameters is in none."""
     return hasattr(item, "callspec") and fnmatchcase(item.callspec.id, pattern)
 
@@ -77,7 +77,7 @@ def is_in(item: pytest.Item, pattern: str) -> bool:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """What is not in its test's quick slice is thorough."""
     quick = item.get_closest_marker("quick")
-    if quick and not any(is_in(item, pattern) for pattern in quick.args):
+    if quick and not any(matches(item, pattern) for pattern in quick.args):
         item.add_marker("thorough")
 
 
@@ -94,7 +94,7 @@ def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
     for (file, name), alike in tests.items():
         quick = alike[0].get_closest_marker("quick")
         for pattern in quick.args if quick else ():
-            if not any(is_in(item, pattern) for item in alike):
+            if not any(matches(item, pattern) for item in alike):
                 yield f"{file}, {name}: quick {pattern!r} is none of its tests"
         if quick and not any(item.get_closest_marker("thorough") for item in alike):
             yield f"{file}, {name}: quick keeps all of its tests"

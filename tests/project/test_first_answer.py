@@ -85,7 +85,7 @@ def test_lines_of_the_table(monkeypatch):
     assert first_answer.cells(without, ours, None)[4::3] == ["-", "-"]
     assert first_answer.shown(None) == "-"
     monkeypatch.setattr(first_answer, "find_spec", lambda name: None)
-    assert first_answer.peer_of(with_peer, 1) is None
+    assert first_answer.peer_row(with_peer, 1) is None
     assert first_answer.cells(with_peer, ours, None)[4] == "not installed"
     assert len(first_answer.HEADING) == len(first_answer.cells(with_peer, ours, None))
     assert PEER in first_answer.HEADING[4]

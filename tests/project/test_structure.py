@@ -27,7 +27,7 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path):
+def imported_names(path):
     """Full names of the modules and of the names that a file imports, wherever in it."""
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
@@ -45,7 +45,7 @@ def inside(name, package):
 
 
 def imports_any(path, *packages):
-    return [name for name in imports_of(path) if any(inside(name, package) for package in packages)]
+    return [name for name in imported_names(path) if any(inside(name, package) for package in packages)]
 
 
 # They stand on both packages. Nothing imports them, except that the command may import the others.
@@ -78,7 +78,7 @@ PACKAGES = {name for name, path in MODULES.items() if path.name == "__init__.py"
 @cache
 def imports():
     """Of every file the files that it imports."""
-    return {name: {home(target) for target in imports_of(path)} - {name, None} for name, path in MODULES.items()}
+    return {name: {home(target) for target in imported_names(path)} - {name, None} for name, path in MODULES.items()}
 
 
 def home(target):
@@ -86,7 +86,7 @@ def home(target):
     return target if target in MODULES else (parent if (parent := target.rpartition(".")[0]) in MODULES else None)
 
 
-def inside_of(package, name):
+def child(package, name):
     """Which file or folder of a package a module is in."""
     return name[len(package) + 1 :].partition(".")[0] if name.startswith(package + ".") else None
 
@@ -109,8 +109,8 @@ def test_no_circle_of_what_is_in_a_package(package):
     """Files and folders of one folder: what a folder imports, its files import."""
     graph = {}
     for name, targets in imports().items():
-        if here := inside_of(package, name):
-            graph.setdefault(here, set()).update({there for t in targets if (there := inside_of(package, t))} - {here})
+        if here := child(package, name):
+            graph.setdefault(here, set()).update({child(package, target) for target in targets} - {here, None})
     assert circles(graph) == []
 
 

@@ -38,7 +38,7 @@ def expected(ages: np.ndarray, column: str | None = "age", secret: bytes = SECRE
     return dpk.perturb(ages, MECHANISM, key=column_key(secret, column))
 
 
-def is_release_of(folder: Path, ages: np.ndarray, secret: bytes = SECRET) -> bool:
+def is_release(folder: Path, ages: np.ndarray, secret: bytes = SECRET) -> bool:
     """Whether every row is there once, in order, with the report of a single process."""
     table = released(folder)
     same = np.array_equal(table["age"].to_numpy(), expected(ages, secret=secret))

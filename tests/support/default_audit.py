@@ -208,14 +208,14 @@ KINDS: dict[str, Callable[[np.random.Generator], Case]] = {
 }
 
 
-def kind_of(seed: int) -> str:
+def case_kind(seed: int) -> str:
     return list(KINDS)[seed % len(KINDS)]
 
 
 def check(seed: int) -> None:
     """Check the guarantee of one seed; an assertion names what is wrong."""
     random = np.random.default_rng([43, seed])
-    case = KINDS[kind_of(seed)](random)
+    case = KINDS[case_kind(seed)](random)
     audited, lower_factor = case.guarantee, 1 - mp.mpf(case.error)
     with mp.workdps(50):
         # An eps of any size, or one at which delta is neither 0 nor 1; a delta of any size.
@@ -246,13 +246,13 @@ def main(first: int, last: int) -> int:
     """Check a range of seeds, and print failures and counts."""
     counts, failures = Counter[str](), 0
     for seed in range(first, last):
-        counts[kind_of(seed)] += 1
+        counts[case_kind(seed)] += 1
         try:
             check(seed)
         except Exception as error:
             failures += 1
             where = traceback.extract_tb(error.__traceback__)[-1]
-            print(f"seed {seed}, {kind_of(seed)}: {type(error).__name__} {error} ({where.name})", flush=True)
+            print(f"seed {seed}, {case_kind(seed)}: {type(error).__name__} {error} ({where.name})", flush=True)
     print(f"seeds {first} to {last - 1}: {failures} failures; {dict(counts)}")
     return failures
 

@@ -61,20 +61,20 @@ def exp_above(epsilon):
         return Fraction(int(mpmath.floor(value * 10**45)) + 1, 10**45)
 
 
-def kind_of(payload):
+def certificate_kind(payload):
     """Return the kind that it names."""
     return payload["kind"]
 
 
 def false_claims(payload):
     """What the payload says that is not so, as names."""
-    claim_kind = kind_of(payload)
-    names = {"kind", *KEYS[claim_kind].split()} | (levels_of(payload).keys() if claim_kind == "prefixes" else set())
+    claim_kind = certificate_kind(payload)
+    names = {"kind", *KEYS[claim_kind].split()} | (prefix_levels(payload).keys() if claim_kind == "prefixes" else set())
     problems = [f"names: {sorted(odd)}"] if (odd := payload.keys() ^ names) else []
     return problems + CHECKS[claim_kind](payload)
 
 
-def lies(payload, **truths):
+def mismatches(payload, **truths):
     """The names of claims that are false, each given as whether it is true."""
     return [name for name, true in truths.items() if not true]
 
@@ -169,12 +169,12 @@ def row_law(table):
     return Law(lambda: rows, table["places"], table["bits"], ends, interval)
 
 
-def bounded_lies(payload, law, apart):
+def bounded_mismatches(payload, law, apart):
     ratio, realised = law.largest_ratio(apart), decimal(payload["realised_epsilon"])
     table, (lower, upper) = payload.get("table") or payload["row_table"], law.interval
     if "kind" not in payload:
         realised *= 1 + Fraction(1, 10**12)  # The logarithm of the machine that wrote it.
-    return lies(
+    return mismatches(
         payload,
         distributions=law.are_distributions,
         means=law.has_its_means,
@@ -194,26 +194,28 @@ def bounded_lies(payload, law, apart):
     )
 
 
-def window_lies(payload):
+def window_mismatches(payload):
     law = window_law(payload["table"])
-    return bounded_lies(payload, law, len(law.inputs)) + lies(payload, covers=payload["covers"] == LOCAL + LIMITS)
+    return bounded_mismatches(payload, law, len(law.inputs)) + mismatches(
+        payload, covers=payload["covers"] == LOCAL + LIMITS
+    )
 
 
-def placed_lies(payload):
+def placed_mismatches(payload):
     law = window_law(payload["table"], is_placed=True)
     covers = payload["covers"] == f"{LOCAL}{LIMITS} No mean is claimed: reports are biased."
-    problems = lies(payload, covers=covers, slope=Fraction(payload["slope"]) == law.slope < 1)
-    return bounded_lies(payload, law, len(law.inputs)) + problems
+    problems = mismatches(payload, covers=covers, slope=Fraction(payload["slope"]) == law.slope < 1)
+    return bounded_mismatches(payload, law, len(law.inputs)) + problems
 
 
-def rows_lies(payload):
+def rows_mismatches(payload):
     law, D, table = row_law(payload["row_table"]), payload["sensitivity"], payload["row_table"]
     words, apart = [LOCAL], len(law.inputs) - 1
     if D is not None:
         apart = rows_apart(table, decimal(D))
         words = [NEAR.format(repr(D).removesuffix(".0"))] + ([] if "kind" in payload else [NEAR.format(f"{D:.12g}")])
     covers = payload["covers"] in [word + LIMITS for word in words]
-    return lies(payload, covers=covers, cells=payload["cells"] >= apart) + bounded_lies(payload, law, apart)
+    return mismatches(payload, covers=covers, cells=payload["cells"] >= apart) + bounded_mismatches(payload, law, apart)
 
 
 def rows_apart(table, D):
@@ -224,14 +226,14 @@ def rows_apart(table, D):
     return min(S, math.ceil(Fraction(math.ceil(D * steps / gap), steps)))
 
 
-def mixture_lies(payload):
+def mixture_mismatches(payload):
     components, weight = [payload["first"], payload["second"]], Fraction(payload["threshold"], 2**32)
     laws = [window_law(component["table"]) for component in components]
     values = [law.value(code) for law in laws for code in (0, -1)]
     # The ends of the interval are rows of both.
     mixed = max(weight * laws[0].variance(end, end) + (1 - weight) * laws[1].variance(end, end) for end in (0, -1))
-    inner = [f"{n}: {problems}" for n, component in enumerate(components) for problems in window_lies(component)]
-    return inner + lies(
+    inner = [f"{n}: {problems}" for n, component in enumerate(components) for problems in window_mismatches(component)]
+    return inner + mismatches(
         payload,
         covers=payload["covers"] == LOCAL + LIMITS,
         interval=laws[0].interval == laws[1].interval,
@@ -244,43 +246,43 @@ def mixture_lies(payload):
     )
 
 
-def multivariate_lies(payload):
+def multivariate_mismatches(payload):
     inner, s, d = payload["coordinate"], payload["sampled"], payload["dimensions"]
     rounded = 1 if "kind" in payload else 1 + Fraction(1, 10**12)
-    return [f"coordinate: {problems}" for problems in false_claims(inner)] + lies(
+    return [f"coordinate: {problems}" for problems in false_claims(inner)] + mismatches(
         payload,
         covers=payload["covers"] == MANY + LIMITS,
-        coordinate=kind_of(inner) in ("window", "rows", "mixture") and inner.get("sensitivity") is None,
+        coordinate=certificate_kind(inner) in ("window", "rows", "mixture") and inner.get("sensitivity") is None,
         sampled=type(s) is int and type(d) is int and 1 <= s <= d,
         epsilon=decimal(payload["epsilon"]) * rounded >= s * decimal(inner["epsilon"]),
         realised_epsilon=decimal(payload["realised_epsilon"]) * rounded >= s * decimal(inner["realised_epsilon"]),
     )
 
 
-def set_lies(payload):
+def set_mismatches(payload):
     size, d = payload["size"], payload["categories"]
-    return lies(payload, size=type(size) is int and 1 <= size < d) or category_lies(payload, d, size)
+    return mismatches(payload, size=type(size) is int and 1 <= size < d) or category_mismatches(payload, d, size)
 
 
-def block_lies(payload):
+def block_mismatches(payload):
     g = payload["blocks"]
     factors = {n for n in range(2, g + 1) if g % n == 0 and all(n % m for m in range(2, math.isqrt(n) + 1))}
-    return lies(payload, blocks=type(g) is int and len(factors) == 1) or category_lies(payload, g, 1)
+    return mismatches(payload, blocks=type(g) is int and len(factors) == 1) or category_mismatches(payload, g, 1)
 
 
-def levels_of(payload):
+def prefix_levels(payload):
     """The levels that there are from 0 on, by name."""
     names = itertools.takewhile(payload.keys().__contains__, (f"level_{n}" for n in range(40)))
     return {name: payload[name] for name in names}
 
 
-def prefix_lies(payload):
-    levels = levels_of(payload)
+def prefix_mismatches(payload):
+    levels = prefix_levels(payload)
     inner = [f"{name}: {problems}" for name, level in levels.items() for problems in false_claims(level)]
-    return inner + lies(
+    return inner + mismatches(
         payload,
         covers=payload["covers"] == CATEGORIES.replace("categories", "values") + LIMITS,
-        levels=bool(levels) and all(kind_of(level) == "block of categories" for level in levels.values()),
+        levels=bool(levels) and all(certificate_kind(level) == "block of categories" for level in levels.values()),
         growing=all(a["categories"] < b["categories"] for a, b in itertools.pairwise(levels.values())),
         categories=bool(levels) and payload["categories"] == [*levels.values()][-1]["categories"],
         epsilon=all(decimal(payload["epsilon"]) >= decimal(level["epsilon"]) for level in levels.values()),
@@ -288,7 +290,7 @@ def prefix_lies(payload):
     )
 
 
-def category_lies(payload, choices, size):
+def category_mismatches(payload, choices, size):
     """Of a report that names ``size`` of some choices, the true one where a word is below the threshold."""
     T, d, total = payload["threshold"], payload["categories"], 2 ** payload["bits"]
     p_true, p_other = Fraction(T, total), Fraction(total - T, total)
@@ -297,7 +299,7 @@ def category_lies(payload, choices, size):
         ratio = max(p_true / p_other, p_other / p_true)
     else:
         ratio = p_true * (choices - size) / (p_other * size)
-    return lies(
+    return mismatches(
         payload,
         covers=payload["covers"] == CATEGORIES + LIMITS,
         categories=type(d) is int and d >= 2,
@@ -334,11 +336,11 @@ def divergence(law, shift, ratio):
     return Fraction(excess, q * sum(law.values()) ** len(shifts))
 
 
-def additive_lies(payload, law, cell):
+def additive_mismatches(payload, law, cell):
     table, total = payload["noise"], 2 ** payload["noise"]["bits"]
     mean = Fraction(sum(w * code for code, w in law.items()), total) * cell
     second = Fraction(sum(w * code**2 for code, w in law.items()), total) * cell**2 - mean**2
-    return mean, lies(
+    return mean, mismatches(
         payload,
         distribution=min(law.values()) >= 0 and sum(law.values()) == total and table["bits"] in (16, 32, 64),
         lowest=Fraction(payload["lowest"]) == min(law) * cell,
@@ -356,12 +358,12 @@ def tried_shifts(most):
     return [0, *positive, *(-shift for shift in positive)]
 
 
-def noise_lies(payload):
+def noise_mismatches(payload):
     (law, cell), ratio = noise_law(payload["noise"]), exp_above(decimal(payload["epsilon"]))
     apart = positions_apart(payload["noise"], Fraction(payload["sensitivity"]))
     delta = max(divergence(law, shift, ratio) for shift in tried_shifts(min(apart, len(law))))
-    mean, problems = additive_lies(payload, law, cell)
-    return problems + lies(
+    mean, problems = additive_mismatches(payload, law, cell)
+    return problems + mismatches(
         payload,
         covers=payload["covers"] == NOISE + NOISE_LIMITS,
         shift=payload["shift"] >= apart,
@@ -391,15 +393,15 @@ def vector_shifts(payload, cell):
                 yield tuple(positions_apart(payload["noise"], component * D) for component in (a, b))
 
 
-def vector_lies(payload):
+def vector_mismatches(payload):
     (law, cell), ratio = noise_law(payload["noise"]), exp_above(decimal(payload["epsilon"]))
     shifts = {(sign * a, b) for a, b in vector_shifts(payload, cell) for sign in (1, -1)}
     if len(law) > 40:  # Products of long tables take too long.
         shifts = {(a, b) for a, b in shifts if not (a and b)}
     divergences = {shift: divergence(law, shift if all(shift) else sum(shift), ratio) for shift in shifts}
     delta = max(divergences.values())
-    _, problems = additive_lies(payload, law, cell)
-    return problems + lies(
+    _, problems = additive_mismatches(payload, law, cell)
+    return problems + mismatches(
         payload,
         covers=payload["covers"] == VECTORS + NOISE_LIMITS,
         dimensions=type(payload["dimensions"]) is int and payload["dimensions"] >= 1,
@@ -410,14 +412,14 @@ def vector_lies(payload):
 
 
 CHECKS = {
-    "window": window_lies,
-    "placed window": placed_lies,
-    "rows": rows_lies,
-    "noise": noise_lies,
-    "vector noise": vector_lies,
-    "mixture": mixture_lies,
-    "multivariate": multivariate_lies,
-    "set of categories": set_lies,
-    "block of categories": block_lies,
-    "prefixes": prefix_lies,
+    "window": window_mismatches,
+    "placed window": placed_mismatches,
+    "rows": rows_mismatches,
+    "noise": noise_mismatches,
+    "vector noise": vector_mismatches,
+    "mixture": mixture_mismatches,
+    "multivariate": multivariate_mismatches,
+    "set of categories": set_mismatches,
+    "block of categories": block_mismatches,
+    "prefixes": prefix_mismatches,
 }

@@ -142,14 +142,14 @@ def plain_table(weights, first, bits=16, grid_log2=0, points_per_bin=1):
 
 
 @cache
-def columns_of(table):
+def table_columns(table):
     """The table's alias columns."""
     return alias_columns(table.outcomes, table.bits)
 
 
 def slow_sampler(table):
     """The sampler written again with Python integers."""
-    columns = columns_of(table)
+    columns = table_columns(table)
     threshold, alias = columns.threshold.tolist(), columns.alias.tolist()
 
     def code(word):

@@ -312,7 +312,7 @@ def _(m: dpk.CentralPiecewise, eps, D):
 @_profile.register
 def _(m: dpk.Optimal, eps, D):
     assert D is None, _NO_SHIFT
-    rows, t = _rows_of(m), mp.exp(eps)
+    rows, t = _table_rows(m), mp.exp(eps)
     zero, best = mp.mpf(0), mp.mpf(0)
     for i, j in itertools.permutations(range(len(rows)), 2):
         if abs(i - j) <= m.cells:
@@ -321,7 +321,7 @@ def _(m: dpk.Optimal, eps, D):
 
 
 @lru_cache(maxsize=64)
-def _rows_of(m):
+def _table_rows(m):
     return [[mp.mpf(float(p)) for p in row] for row in np.asarray(m.probabilities)]
 
 

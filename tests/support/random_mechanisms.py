@@ -32,19 +32,19 @@ WINDOW_TABLES = (
 BASE_TABLES = ([0.3, 0.8, 1.0, 0.8, 0.3], [1.0, 1.0, 1.0], [1e-6, 0.5, 1.0, 0.5, 1e-6], [1e-9, 1.0, 1e-9])
 
 
-def window_of(random: np.random.Generator, kind: str) -> Any:
+def random_window(random: np.random.Generator, kind: str) -> Any:
     if kind == "table":
         return dpk.window_from(WINDOW_TABLES[random.integers(len(WINDOW_TABLES))])
     return {"uniform": dpk.Uniform(), "sine": dpk.Sine(), "triangle": dpk.Triangle()}[kind]
 
 
-def base_of(random: np.random.Generator, kind: str) -> Any:
+def random_base(random: np.random.Generator, kind: str) -> Any:
     if kind == "table":
         return dpk.base_from(BASE_TABLES[random.integers(len(BASE_TABLES))])
     return dpk.Constant() if kind == "constant" else dpk.Quartic(between(random, 1e-9, 1.0))
 
 
-def width_of(random: np.random.Generator) -> float:
+def random_width(random: np.random.Generator) -> float:
     """Narrow ones, ordinary ones, and ones that all but fill the reports."""
     kind = random.integers(3)
     if kind == 0:
@@ -56,7 +56,7 @@ def windowed(window: str, base: str) -> Callable[[np.random.Generator], Somewher
     """Any width, and any height: the label epsilon does not count."""
 
     def draw(random: np.random.Generator) -> Somewhere:
-        h, g, m = window_of(random, window), base_of(random, base), width_of(random)
+        h, g, m = random_window(random, window), random_base(random, base), random_width(random)
         height = math.expm1(between(random, 1e-2, 20.0)) * (float(g.lowest) if random.integers(2) else 1.0)
         return lambda location, unit: dpk.Windowed(h, g, m, height, location, location + unit, 1.0)
 
@@ -131,9 +131,9 @@ BOUNDED: dict[str, Callable[[np.random.Generator], Somewhere]] = {
 # Additive noise, of sensitivity one unit times a number
 
 
-def _noise(law_of: Callable[[np.random.Generator], Callable[[float], Any]]) -> Callable[..., Somewhere]:
+def _noise(random_law: Callable[[np.random.Generator], Callable[[float], Any]]) -> Callable[..., Somewhere]:
     def draw(random: np.random.Generator) -> Somewhere:
-        law = law_of(random)
+        law = random_law(random)
         return lambda location, unit: dpk.Additive(law(unit), unit)
 
     return draw
@@ -165,11 +165,11 @@ def staircase_law(random: np.random.Generator) -> Callable[[float], Any]:
     return lambda unit: dpk.Staircase(epsilon, period * unit, gamma)
 
 
-def reweighted(law_of: Callable[..., Callable[[float], Any]], size: Callable[[Any], float], outside: str) -> Any:
+def reweighted(random_law: Callable[..., Callable[[float], Any]], size: Callable[[Any], float], outside: str) -> Any:
     """Cut off, or recycled, at some widths of the kernel."""
 
     def draw(random: np.random.Generator) -> Callable[[float], Any]:
-        kernel = law_of(random)
+        kernel = random_law(random)
         width = size(kernel(1.0))
         low, high = (width * between(random, 0.3, 10.0) for _ in range(2))
         low = high if random.integers(2) else low

@@ -15,7 +15,7 @@ from dpkernels.decimals import shortest
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.mechanisms.base import Local, Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
-from dpkernels.mechanisms.windowed.minima import minima_near_grid
+from dpkernels.mechanisms.windowed.minima import minima_on_grid
 from dpkernels.mechanisms.windowed.windows import FallingWindow, Uniform, Window
 from dpkernels.numerics import (
     Boolean,
@@ -379,7 +379,7 @@ def _best_shapes(
         height = window_height(relative, window, base_entries, width)
         return scaled_variance(window, base_entries, width, height, objective)
 
-    logits = minima_near_grid(variances, len(budgets), _LOGITS, _XATOL)
+    logits = minima_on_grid(variances, len(budgets), _LOGITS, _XATOL)
     widths = _width_from_logit(logits)
     if not is_closed:
         is_off_plateau = ~_is_on_plateau(window, base, _width_from_logit(logits + 2 * (_LOGITS[1] - _LOGITS[0])))

@@ -16,16 +16,16 @@ _BLOCK = 1 << 12  # Functions that are evaluated together, so that their numbers
 Functions = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def minima_near_grid(functions: Functions, count: int, grid: np.ndarray, xatol: float) -> np.ndarray:
+def minima_on_grid(functions: Functions, count: int, grid: np.ndarray, xatol: float) -> np.ndarray:
     """Return, for each of some functions, the x of ``solve.minimum_and_value_on_grid``.
 
     ``functions(x, i)`` returns the value at x[j] of function i[j], for every j.
     """
     blocks = [np.arange(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK)]
-    return np.concatenate([_minima_near_grid(functions, block, grid, xatol) for block in blocks])
+    return np.concatenate([_block_minima(functions, block, grid, xatol) for block in blocks])
 
 
-def _minima_near_grid(functions: Functions, block: np.ndarray, grid: np.ndarray, xatol: float) -> np.ndarray:
+def _block_minima(functions: Functions, block: np.ndarray, grid: np.ndarray, xatol: float) -> np.ndarray:
     values = np.stack([functions(np.full(len(block), x), block) for x in grid])
     best = values.argmin(0)
     low, high = grid[np.maximum(best - 1, 0)], grid[np.minimum(best + 1, len(grid) - 1)]

@@ -25,7 +25,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from command_helpers import Run, assert_refused, command
-from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release_of, names, released, write
+from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release, names, released, write
 
 import dpkernels as dpk
 from dpkernels.cli import estimate
@@ -199,7 +199,7 @@ def test_a_release_is_that_of_one_process(run: Run, named: str, known_secret: No
     ages = write(Path("in"), rows=700, group=90)
     result = run("perturb", named.format(tmp_path), "out", *AGE)
     assert result.code == 0, result.err
-    assert is_release_of(Path("out"), ages)
+    assert is_release(Path("out"), ages)
     assert "copied as they are, NOT protected: id" in result.out
     payload = json.loads(Path("out", SIDECAR).read_text())
     assert payload["rows"] == 3500
@@ -214,7 +214,7 @@ def test_a_single_file_may_be_released_in_parts(run: Run, known_secret: None, mo
     small_parts(monkeypatch)
     assert run("perturb", "in/0000.parquet", "out", "--engine", "local", *AGE).code == 0
     assert len(list(Path("out").glob("0*"))) == 10
-    assert is_release_of(Path("out"), ages)
+    assert is_release(Path("out"), ages)
 
 
 def test_delimited_files_and_arrays(run: Run, known_secret: None) -> None:
@@ -608,7 +608,7 @@ def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytes
         Path("out").mkdir()
         for key in keys:
             client.download_file("bucket", key, f"out/{Path(key).name}")
-        assert is_release_of(Path("out"), ages)
+        assert is_release(Path("out"), ages)
         assert "4 files" in run("certify", "--verify", f"out/{SIDECAR}").out
         assert NOTE not in names("out")
         assert "is not empty" in run("perturb", f"s3://bucket/data/in{options}", out, *AGE).err

@@ -152,7 +152,7 @@ def test_reaches_are_whole(reach):
         dpk.DiscreteLaplace(1.0, 1.0, reach)
 
 
-def own_delta(law, shift, epsilon):
+def enumerated_delta(law, shift, epsilon):
     """The hockey stick of the law and itself ``shift`` points further, in 60 digits."""
     with mpmath.workdps(60):
         p, ratio = exact_probabilities(law), mpmath.exp(mpmath.mpf(repr(epsilon)))
@@ -167,10 +167,10 @@ def test_truncated_lattices_are_the_shortest_with_the_claim(epsilon, delta, D, s
     """Recomputed from the law in 60 digits."""
     law = dpk.truncated_discrete_laplace(epsilon=epsilon, delta=delta, sensitivity=D, step=step).noise
     shift = math.ceil(Fraction(D) / Fraction(step))
-    assert own_delta(law, shift, epsilon) <= delta * (1 + 1e-12)
+    assert enumerated_delta(law, shift, epsilon) <= delta * (1 + 1e-12)
     if law.reach > max(1, (shift + 1) // 2):
         shorter = dpk.DiscreteLaplace(law.scale, step, law.reach - 1)
-        assert own_delta(shorter, shift, epsilon) > delta
+        assert enumerated_delta(shorter, shift, epsilon) > delta
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])

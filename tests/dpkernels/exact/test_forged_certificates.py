@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from independent import KEYS, decimal, false_claims, kind_of
+from independent import KEYS, certificate_kind, decimal, false_claims
 from mutations import mutated
 from small_certificates import NAMES, RECORDED, text
 
@@ -47,7 +47,7 @@ def accepted(form):
         Certificate.from_dict(json.loads(json.dumps(form)))
         yield form
     with suppress(KeyError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration):
-        yield _KINDS[kind_of(form)].certified(json.loads(json.dumps(form))).to_dict()
+        yield _KINDS[certificate_kind(form)].certified(json.loads(json.dumps(form))).to_dict()
 
 
 def assert_true(form):
@@ -88,7 +88,7 @@ def assert_sidecar_true(form, folder):
 def test_the_verifier_knows_every_kind():
     # A batch is a list of certificates, which the verifier reads one by one. Tests of shared noise enumerate its own.
     assert set(KEYS) == set(_KINDS) - {"batch", "shared noise"}
-    assert {kind_of(json.loads(text(name))) for name in NAMES} == set(KEYS)
+    assert {certificate_kind(json.loads(text(name))) for name in NAMES} == set(KEYS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,7 +125,7 @@ def test_the_verifier_sees_smaller_claims(name):
     payload = json.loads(text(name))
     smaller = {"epsilon": 0.02, "realised_epsilon": 1e-3, "delta": 1e-9, "realised_delta": "1/1000000", "ratio": "1"}
     smaller |= {"worst_variance": "1/1000000", "lowest": "7", "cells": 0, "shift": 0, "covers": "all", "sampled": 0}
-    if kind_of(payload) == "vector noise":
+    if certificate_kind(payload) == "vector noise":
         del smaller["shift"]  # The verifier does not look at it, but at what it is for.
     for claim, value in smaller.items():
         if claim in payload:

@@ -15,7 +15,6 @@ from noise_tables import (
     SKEWED,
     SMALL,
     claim,
-    columns_of,
     exact,
     form_of,
     plain_table,
@@ -24,6 +23,7 @@ from noise_tables import (
     slow_position,
     slow_sampler,
     small_table,
+    table_columns,
 )
 
 import dpkernels as dpk
@@ -85,7 +85,7 @@ def test_one_sided_tables_are_sampled(first):
 def test_alias_columns_hold_the_weights(name):
     """All 2^64 words, in Python integers."""
     table = exact(name).table
-    columns = columns_of(table)
+    columns = table_columns(table)
     capacity = 1 << (64 - columns.log_columns)
     masses = columns.threshold.tolist()
     assert 0 <= min(masses) <= max(masses) <= capacity
@@ -100,7 +100,7 @@ def test_alias_columns_hold_the_weights(name):
 def test_words_at_the_boundaries(name):
     """Where the code changes, one word to either side, and random words."""
     table = exact(name).table
-    code, columns = slow_sampler(table), columns_of(table)
+    code, columns = slow_sampler(table), table_columns(table)
     capacity = 1 << (64 - columns.log_columns)
     some = RNG.integers(0, len(columns.alias), 300).tolist()
     edges = [c * capacity + at for c in some for at in (0, int(columns.threshold[c]))]

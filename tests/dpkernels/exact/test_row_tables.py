@@ -29,7 +29,7 @@ SMALL = {"points": 9, "outputs": 41}
 KEY = dpk.key_from_bytes(bytes(range(7, 39)))
 
 
-def columns_of(table):
+def table_columns(table):
     return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
@@ -297,7 +297,7 @@ def test_every_word_of_sixteen_bits_is_sampled(m):
 @pytest.mark.parametrize("m", [EVERY[name] for name in sorted(EVERY)[::3]], ids=sorted(EVERY)[::3])
 def test_a_gpus_look_ups_are_the_same_function(m):
     table = dpk.exact_sampler(m).table
-    rows, bits = columns_of(table), table.bits
+    rows, bits = table_columns(table), table.bits
     word, k = rows[0].packed.dtype.type, rows[0].log_columns
     row, column = (part.astype(np.int32) for part in divmod(np.arange(len(rows) << k), 1 << k))
     edges = np.concatenate([columns.threshold for columns in rows])
@@ -313,7 +313,7 @@ def test_a_gpus_look_ups_are_the_same_function(m):
 def test_alias_columns_hold_the_certified_weights(m):
     """The weights that thresholds and aliases imply, added up apart from the code that makes them."""
     sampler = dpk.exact_sampler(m)
-    for columns, weights in zip(columns_of(sampler.table), sampler.table.weights.tolist(), strict=True):
+    for columns, weights in zip(table_columns(sampler.table), sampler.table.weights.tolist(), strict=True):
         capacity = 1 << (columns.bits - columns.log_columns)
         masses = [0] * (1 << columns.log_columns)
         for column, (below, other) in enumerate(zip(columns.threshold.tolist(), columns.alias.tolist(), strict=True)):
@@ -330,7 +330,7 @@ def test_the_kernel_is_the_alias_table(m):
     with jax.enable_x64(True):
         kernel = jax.jit(table.kernel())
         for row in {0, table.rows // 2, table.rows - 1}:
-            columns = columns_of(table)[row]
+            columns = table_columns(table)[row]
             capacity = 1 << (table.bits - columns.log_columns)
             edges = [c * capacity + int(t) + d for c, t in enumerate(columns.threshold) for d in (-1, 0)]
             words = [word for word in edges if 0 <= word < 1 << table.bits]

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command_helpers import Run, command
-from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release_of, names, released, write
+from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release, names, released, write
 
 import dpkernels as dpk
 from dpkernels.cli.dataset import ray_watch
@@ -110,7 +110,7 @@ def when_there(pattern: str, folder: Path, then: Callable[[str], None]) -> threa
 def test_a_release_of_a_cluster_is_that_of_one_process(cluster: Any, run: Run, known_secret: None) -> None:
     ages = write(Path("in"), files=50, rows=300)
     assert run("perturb", "in", "out", *RAY).code == 0
-    assert is_release_of(Path("out"), ages)
+    assert is_release(Path("out"), ages)
     assert names() == ["in", "out"]
     assert run("perturb", "in", "alone", "--quiet", *AGE).code == 0
     for path in Path("alone").glob("[!_]*"):
@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_after_it_has_written(
     killer = when_there("3-*", notes, lambda name: os.kill(int(name.partition("-")[2]), signal.SIGKILL))
     assert run("perturb", "in", "out", *RAY).code == 0
     killer.join()
-    assert is_release_of(Path("out"), ages)
+    assert is_release(Path("out"), ages)
     first, second = sorted(notes.glob("3-*"))
     assert first.read_text().split()[1] == second.read_text().split()[1]
     assert len(names(notes)) == 9
@@ -166,7 +166,7 @@ def test_a_node_that_is_killed(
     assert run("perturb", "in", "out", *RAY).code == 0
     killer.join()
     replaced(cluster)
-    assert is_release_of(Path("out"), ages)
+    assert is_release(Path("out"), ages)
     first, second = (path.read_text().split() for path in notes.glob("4-*"))
     assert first[0] != second[0]
     assert first[1] == second[1]
@@ -496,4 +496,4 @@ def test_a_large_release_of_a_cluster_whose_worker_and_node_are_killed(
     replaced(cluster)
     assert result.code == 0, result.err
     assert len(killed) == 2
-    assert is_release_of(Path("out"), ages)
+    assert is_release(Path("out"), ages)

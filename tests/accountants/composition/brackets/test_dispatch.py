@@ -7,7 +7,7 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
-from default_audit import KINDS, check, kind_of
+from default_audit import KINDS, case_kind, check
 from helpers import UNIT
 
 import accountants
@@ -281,7 +281,7 @@ def test_a_bound_below_the_truth_is_seen(monkeypatch):
     """Planted: a hundredth of every upper end is missing."""
     seeds = range(len(KINDS))
     for seed in seeds:
-        if kind_of(seed) != "two sampled":
+        if case_kind(seed) != "two sampled":
             check(seed)
     bound = GaussianReleases.bound
     monkeypatch.setattr(GaussianReleases, "bound", lambda self, eps, side: 0.99 * bound(self, eps, side))
