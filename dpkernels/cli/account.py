@@ -100,6 +100,14 @@ class Account:
             checks.within("--at-delta", np.array(deltas, float), 0.0, 1.0, open_ends=True)
         return cls(name, built, options, epsilons, deltas)
 
+    @property
+    def single_report(self) -> Account:
+        return self
+
+    @property
+    def guarantee(self) -> accountants.Guarantee:
+        return accountants.guarantee(self.mechanism)
+
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
         # One by one, because a program for arrays is compiled for each of their lengths.
         return np.array([accountants.delta(self.mechanism, float(epsilon)) for epsilon in epsilons])
@@ -302,24 +310,18 @@ class Risk:
 
     @classmethod
     def from_account(cls, account: Account | SeveralReports) -> Risk:
-        single_report = account if isinstance(account, Account) else account.single_report
+        single_report = account.single_report
         if len(single_report.deltas) > 1 or single_report.epsilons:
             raise click.UsageError("--risk: takes one --at-delta and no --at-epsilon")
-        guarantee = (
-            accountants.guarantee(single_report.mechanism) if isinstance(account, Account) else account.guarantee
-        )
         (delta,) = single_report.deltas or (_RISK_DELTA,)
-        return cls(account, guarantee.report(delta))
+        return cls(account, account.guarantee.report(delta))
 
     def to_dict(self) -> dict[str, object]:
-        record = self.account.to_dict()
-        return {name: record[name] for name in record if name not in self.account.tables} | {
-            "risk": self.report.to_dict()
-        }
+        record = {name: value for name, value in self.account.to_dict().items() if name not in self.account.tables}
+        return record | {"risk": self.report.to_dict()}
 
     def __str__(self) -> str:
-        single_report = self.account if isinstance(self.account, Account) else self.account.single_report
-        return f"{single_report.description}\n\n{self.report}"
+        return f"{self.account.single_report.description}\n\n{self.report}"
 
     def plot(self, target: Path) -> None:
         self.report.plot(target)
@@ -339,7 +341,7 @@ def _build_account(
     shuffle: Sequence[int],
     reports: Sequence[int],
     subsample: Sequence[float],
-    **options: tuple[Any, ...],
+    **options: tuple[object, ...],
 ) -> Account | SeveralReports:
     several = single({"shuffle": shuffle, "reports": reports, "subsample": subsample})
     if "shuffle" in several and len(several) > 1:
@@ -347,22 +349,21 @@ def _build_account(
     single_report, n = Account.from_options(name, single(options), at_epsilon, at_delta), several.get("shuffle")
     if not several:
         return single_report
-    with usage_errors("" if n is None else "--shuffle: ", (TypeError, ValueError)):
-        if n is not None:
-            guarantee: Any = accountants.shuffled(single_report.mechanism, n)  # Refuse before anything is certified.
-        else:
-            guarantee, sample, rate = accountants.guarantee(single_report.mechanism), "", several.get("subsample")
-            if rate is not None:
-                checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
-                guarantee, sample = guarantee.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
-            count = checks.integer_in("--reports", several.get("reports", 1), 1, 1 << 40)
-            guarantee = guarantee.repeat(count)
-    if n is None:
-        numbers = {"reports": count, "subsample": rate}
-        return SeveralReports(single_report, guarantee, numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
-    sampler = exact_sampler(single_report.mechanism)
-    guarantee, text = accountants.shuffled(sampler, n), ("shuffled", f"{n} honest reports")
-    return SeveralReports(single_report, guarantee, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
+    if n is not None:
+        with usage_errors("--shuffle: ", (TypeError, ValueError)):
+            accountants.shuffled(single_report.mechanism, n)  # Refuse before anything is certified.
+        sampler = exact_sampler(single_report.mechanism)
+        guarantee, text = accountants.shuffled(sampler, n), ("shuffled", f"{n} honest reports")
+        return SeveralReports(single_report, guarantee, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
+    composed, sample, rate = single_report.guarantee, "", several.get("subsample")
+    with usage_errors(errors=(TypeError, ValueError)):
+        if rate is not None:
+            checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
+            composed, sample = composed.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"
+        count = checks.integer_in("--reports", several.get("reports", 1), 1, 1 << 40)
+        composed = composed.repeat(count)
+    numbers = {"reports": count, "subsample": rate}
+    return SeveralReports(single_report, composed, numbers, ("reports", f"{count}{sample}"), _COMPOSED_COVERS)
 
 
 _MAX_POINTS = 25  # numbers of reports for which epsilon is drawn

@@ -278,7 +278,7 @@ class FoundValues:
 
     @property
     def _frequent(self) -> np.ndarray:
-        """Return the places of the values whose intervals are above 0."""
+        """Return the indices of the values whose intervals are above 0."""
         return np.flatnonzero(self.heavy_hitters.low > 0)
 
     def plot(self, target: Path) -> None:

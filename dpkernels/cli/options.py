@@ -365,15 +365,16 @@ query_options = together(
 _ENGINE = "What runs the parts: threads of this process (default), or tasks of a Ray cluster."
 _ADDRESS = "Address of the Ray cluster; auto is the one of this machine. Default: a new one that ends with the command."
 _engine_option = rare_options("Datasets of many files")
-engine_options = together(
-    _engine_option("--engine", type=click.Choice(["local", "ray"]), help=_ENGINE),
-    _engine_option("--address", metavar="ADDRESS", help=_ADDRESS),
-    _engine_option("--task-cpus", type=click.FloatRange(0, min_open=True), help="CPUs of a task. Default: 1."),
-    _engine_option("--task-gpus", type=click.IntRange(0, 1), help="GPUs of a task. Default: 0."),
-    _engine_option("--task-resource", metavar="NAME=N", multiple=True, help="Another resource of a task."),
-    _engine_option("--retries", type=click.IntRange(0), help="Further attempts for a part. Default: 10."),
-)
-ENGINE = ("engine", "address", "task_cpus", "task_gpus", "task_resource", "retries")
+_ENGINE_OPTIONS: dict[str, dict[str, object]] = {
+    "engine": {"type": click.Choice(["local", "ray"]), "help": _ENGINE},
+    "address": {"metavar": "ADDRESS", "help": _ADDRESS},
+    "task_cpus": {"type": click.FloatRange(0, min_open=True), "help": "CPUs of a task. Default: 1."},
+    "task_gpus": {"type": click.IntRange(0, 1), "help": "GPUs of a task. Default: 0."},
+    "task_resource": {"metavar": "NAME=N", "multiple": True, "help": "Another resource of a task."},
+    "retries": {"type": click.IntRange(0), "help": "Further attempts for a part. Default: 10."},
+}
+engine_options = together(*(_engine_option(flag(name), **settings) for name, settings in _ENGINE_OPTIONS.items()))
+ENGINE = tuple(_ENGINE_OPTIONS)
 
 
 def plot_option(text: str) -> Decorator:

@@ -175,7 +175,7 @@ def plan_parts(
 
 
 def _name(name: str, layout: Layout, number: int, ranges: Sequence[object], written: Layout | None) -> str:
-    """Return the name of the new file of a chunk of a file: the file's own, with a number if there are several."""
+    """Return the name of the new file of a part of a file: the file's own, with a number if there are several."""
     stem = name[: -len(layout.suffix)] if name.lower().endswith(layout.suffix) else name
     suffix = name[len(stem) :] if written is None else written.suffix
     return f"{stem}{suffix}" if len(ranges) == 1 else f"{stem}.{number:0{len(str(len(ranges) - 1))}}{suffix}"

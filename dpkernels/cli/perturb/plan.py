@@ -174,7 +174,7 @@ def _column_function(
 def _columns(
     spec: ReleaseSpec, source: Source, chunks: Iterable[Sized], functions: Mapping[str | None, object], row: int
 ) -> Iterator[tuple[Sized, dict[str | None, Numbers | CategoryReports], np.ndarray | None]]:
-    """Yield each chunk with what ``uses`` make of its columns, and the mask of the rows that are kept, or None."""
+    """Yield each chunk with what ``functions`` make of its columns, and the mask of the rows that are kept, or None."""
     bounds = [
         None if is_categorical(column.sampler.certificate) else Bounds.of(column.sampler, spec.clip)
         for column in spec.columns
@@ -196,7 +196,7 @@ def _columns(
 def _apply_to_column(
     spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, chunk: Sized, start: int, function: Any
 ) -> Numbers | CategoryReports:
-    """Return a column of a chunk whose first row is ``start``, with the reports, or the checked values, of ``use``.
+    """Return a column of a chunk whose first row is ``start``, with the reports, or the checked values, of ``function``.
 
     A ValueError of a value that cannot be perturbed names its column, its place and a remedy.
     """
@@ -240,7 +240,7 @@ def _apply_to_column(
 def _days(source: Source, chunk: Sized, name: str, start: int, origin: date, has_sensitivity: bool) -> Numbers:
     """Return the days of a column of dates; a RowError names the first cell that is none.
 
-    Where only values within a sensitivity are neighbours (``near``), a time of day is refused: to drop it may move
+    Where only values within a sensitivity are neighbours (``has_sensitivity``), a time of day is refused: to drop it may move
     neighbours further apart.
     """
     dates = source.dates(chunk, name, origin)
@@ -344,7 +344,7 @@ class Request:
     resume: bool = False  # whether to continue a killed run to the same output
     # The days from which dates are counted, of columns by name, or of all columns of numbers.
     date_origin: Sequence[tuple[str | None, date]] = ()
-    output_format: str | None = None  # the format of OUT; None for the one that its suffix or ``kind`` says
+    output_format: str | None = None  # the format of OUT; None for the one that its suffix or ``file_format`` says
 
     def name(self, description: str) -> str:
         """Return what the ledger calls the charge for a release."""

@@ -190,7 +190,7 @@ def certificate_document(certificate: Certificate) -> dict[str, object]:
 
 
 def parse_certificate(document: JsonObject) -> Certificate:
-    """Return the verified certificate of ``certificate_form``; a CertificateError says what it does not have."""
+    """Return the verified certificate of ``certificate_document``; a CertificateError says what it does not have."""
     try:
         if document.get("kind") == BatchCertificate.kind:
             claims = {name: unpack_array(packed).tolist() for name, packed in document["claims"].items()}

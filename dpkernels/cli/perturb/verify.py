@@ -95,7 +95,14 @@ class VerifiedColumn:
         delta = f", delta {shortest(self.guarantee.delta)}" if self.guarantee.delta else ""
         if self.queries is not None:
             delta += f"{self.queries}"
-        name = display_name(self.record["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
+        # A divided budget may give a row an epsilon with which no mechanism can be made by its name.
+        is_divided = self.queries is not None and self.queries.together is not None
+        note = (
+            " (the name is declared; the tables of all rows are verified)"
+            if is_divided
+            else " (declared, not verified)"
+        )
+        name = display_name(self.record["mechanism"]) + ("" if self.rebuilt else note)
         claim = f"epsilon {shortest(self.guarantee.epsilon)}{delta}; neighbours: {self.guarantee.neighbouring}"
         return f"ok: {title(self.record['column'])}, mechanism {name}, {claim}"
 

@@ -142,6 +142,7 @@ def test_one_budget_for_all_rows_is_charged_once(run: Run, budget: str, mechanis
     checked = run("certify", "--verify", "out.csv.json")
     assert checked.code == 0, checked.err
     assert f"all rows together: epsilon {epsilon}" in checked.out
+    assert "(the name is declared; the tables of all rows are verified)" in checked.out
     payload = json.loads(Path("out.csv.json").read_text())
     assert payload["ledger"]["charged_rows"] == N
     (certificate,) = payload["certificates"].values()
