@@ -196,7 +196,7 @@ def _columns(
 def _apply_to_column(
     spec: ReleaseSpec, source: Source, column: Column, bounds: Bounds | None, chunk: Sized, start: int, function: Any
 ) -> Numbers | CategoryReports:
-    """Return a column of a chunk whose first row is ``start``, with the reports, or the checked values, of ``function``.
+    """Return a column of a chunk whose first row is ``start``, with what ``function`` makes of its values.
 
     A ValueError of a value that cannot be perturbed names its column, its place and a remedy.
     """
@@ -240,8 +240,8 @@ def _apply_to_column(
 def _days(source: Source, chunk: Sized, name: str, start: int, origin: date, has_sensitivity: bool) -> Numbers:
     """Return the days of a column of dates; a RowError names the first cell that is none.
 
-    Where only values within a sensitivity are neighbours (``has_sensitivity``), a time of day is refused: to drop it may move
-    neighbours further apart.
+    Where only values within a sensitivity are neighbours (``has_sensitivity``), a time of day is refused: without it
+    neighbours may be further apart.
     """
     dates = source.dates(chunk, name, origin)
     if dates.is_invalid.any():

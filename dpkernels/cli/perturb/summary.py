@@ -45,7 +45,7 @@ Paths = tuple[Path | str, Path | str] | None  # of output and certificates; None
 
 
 def summary_lines(release: Release, paths: Paths, remaining_budget: str = "") -> list[str]:
-    """Return the summary for people; ``left`` is the rest of a ledger's budget, in words."""
+    """Return the summary for people; ``remaining_budget`` is a ledger's, in words."""
     spec = release.spec
     total, columns = spec.guarantee, spec.columns
     amount_names = ["epsilon", "delta"] if total.delta else ["epsilon"]

@@ -93,6 +93,7 @@ WHOLE = {
     "ledger": [["people.ledger"]],
     "mechanisms": [],
     "perturb": [["in.csv"], ["new.csv"], "--column=age", *BOUNDS],
+    "release": [["in.csv"], ["new.csv"], "--count", "--epsilon=1"],
     "tune": BOUNDS,
 }
 
