@@ -52,15 +52,16 @@ class GaussianMixture(DominatingPair):
     neighbours: ClassVar[str | None] = "add_remove"
 
     def _log_mixture(self, y: RealArray) -> Real:
-        xp = namespace(y, self.centres)
-        logs = _STANDARD.log_prob(y[..., None] - self.centres) + xp.log(self.weights)
-        top = without_derivative(logs.max(-1))
-        return top + xp.log(xp.exp(logs - top[..., None]).sum(-1))
+        return self._log_sum(_STANDARD.log_prob(y[..., None] - self.centres))
 
     def _loss(self, y: Any) -> RealArray:
         """Return log p/q of the pair that is not mirrored."""
-        xp = namespace(y, self.centres)
-        logs = self.centres * (y[..., None] - self.centres / 2) + xp.log(self.weights)
+        return self._log_sum(self.centres * (y[..., None] - self.centres / 2))
+
+    def _log_sum(self, logs: Any) -> RealArray:
+        """Return the log of the weighted sum of exponentials along a last axis."""
+        xp = namespace(logs, self.weights)
+        logs = logs + xp.log(self.weights)
         top = without_derivative(logs.max(-1))
         return top + xp.log(xp.exp(logs - top[..., None]).sum(-1))
 

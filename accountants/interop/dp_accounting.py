@@ -326,7 +326,9 @@ class _AccountedRelease:
             sigma, sensitivity = self.parameters
             on_data = accountants.guarantee(dpk.Additive(dpk.DiscreteGaussian(sigma)), distance * sensitivity)
         elif self.kind == "mixture":
-            on_data = accountants.guarantee(_mixture_pair(*self.parameters))
+            sigma, mixture = self.parameters
+            centres, weights = np.array(mixture).T
+            on_data = accountants.guarantee(GaussianMixture(centres / sigma, weights / math.fsum(weights)))
         else:
             on_data = accountants.guarantee(accountants.discrete_pair(*self.table(relation)))
         if self.rate is None:
@@ -560,12 +562,6 @@ def _sampled(event: dp_accounting.DpEvent, relation: Relation) -> Iterator[tuple
     if release.kind != "gaussian":
         _check_relation(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     yield replace(release, rate=rate * (1.0 if release.rate is None else release.rate)), 1
-
-
-def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> GaussianMixture:
-    """Return the pair of a mixture of Gaussians with the record, and the Gaussian at 0 without it."""
-    centres, weights = np.array(mixture).T
-    return GaussianMixture(centres / sigma, weights / math.fsum(weights))
 
 
 def _zcdp_pair(rho: float, xi: float) -> DominatingPair:

@@ -75,11 +75,6 @@ def search(family: Family, objective: Objective) -> Enumerated:
 
 
 @search.register
-def _(family: Composite, objective: Objective) -> Enumerated:
-    return composite_search(family, objective)
-
-
-@search.register
 def _(family: Piecewise, objective: Objective) -> Enumerated:
     window = "uniform" if family.constructor is piecewise else "triangle"
     enumerated = composite_search(composite(window, **family.fixed, condition="sup_inf"), objective)
@@ -87,17 +82,6 @@ def _(family: Piecewise, objective: Objective) -> Enumerated:
 
 
 @search.register
-def _(family: Recycled, objective: Objective) -> Enumerated:
-    enumerated = recycled_search(family, objective)
-    kernel = enumerated.mechanism.noise.kernel
-    return replace(enumerated, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
-
-
-@search.register
-def _(family: SampledRecycled, objective: Objective) -> Enumerated:
-    return sampled_search(family, objective)
-
-
 def composite_search(family: Composite, objective: Objective, stop_at: float | None = None) -> Enumerated:
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
@@ -181,14 +165,17 @@ def _objective_values(
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 
 
+@search.register(Recycled)
 def recycled_search(family: Any, objective: Objective) -> Enumerated:
     """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``."""
     _check_acceptance(family, objective)
     best, count = published_recycling(family.kernel, family.theta, family.epsilon, family.delta, family.sensitivity)
     mechanism = Additive(best, family.sensitivity, family.epsilon, family.delta)
-    return Enumerated("Jiang 2024", mechanism, {}, float(best.acceptance), count, [float(best.acceptance)])
+    parameters = {best.kernel.lengths[0]: jax.tree.leaves(best.kernel)[0]}
+    return Enumerated("Jiang 2024", mechanism, parameters, float(best.acceptance), count, [float(best.acceptance)])
 
 
+@search.register(SampledRecycled)
 def sampled_search(family: Any, objective: Objective) -> Enumerated:
     """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
 

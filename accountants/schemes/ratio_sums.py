@@ -50,6 +50,13 @@ class RatioSum:
     def side(self) -> int:
         return 1 if self.moment is None else -1
 
+    def zone(self, number: int) -> _Row:
+        """Return the masses of a zone; none beyond the last."""
+        if number >= len(self.mass):
+            zeros = np.zeros(2 * HALF + 1)
+            return _Row(zeros, None if self.moment is None else zeros)
+        return _Row(self.mass[number], None if self.moment is None else self.moment[number])
+
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the values of S, and their masses, in no order."""
         zone, index = np.nonzero(self.mass)
@@ -81,12 +88,11 @@ class RatioSum:
         level = max(self.level, other.level)
         first, second = self.coarsened(level), other.coarsened(level)
         is_square = self is other
-        count = max(law.zones_of_sum for law in (first, second))
-        columns = [_Columns.padded(law, count) for law in ((first,) if is_square else (first, second))]
-        sums = []
-        inside = [column.zero() for column in columns]
-        for zone in range(count):
-            zone_rows = [column.zone(zone) for column in columns]
+        laws = (first,) if is_square else (first, second)
+        sums: list[_Row] = []
+        inside = [law.zone(len(law.mass)) for law in laws]
+        for zone in range(max(law.zones_of_sum for law in laws)):
+            zone_rows = [law.zone(zone) for law in laws]
             inner_rows = [inner + row for inner, row in zip(inside, zone_rows, strict=True)]
             if is_square:
                 sums.append(zone_rows[0].convolved(inner_rows[0] + inside[0]))
@@ -104,14 +110,12 @@ class RatioSum:
         zones = level - self.level
         if zones <= 0:
             return self
-        columns = _Columns.padded(self, max(len(self.mass), zones + 1))
-        inner = columns.zone(0)
+        inner = self.zone(0)
         for zone in range(zones):
-            inner = inner.halved(math.ldexp(self.step, zone)) + columns.zone(zone + 1)
-        mass = np.concatenate([inner.mass[None], columns.mass[zones + 1 :]])
-        moment = None
-        if columns.moment is not None:
-            moment = np.concatenate([cast(np.ndarray, inner.moment)[None], columns.moment[zones + 1 :]])
+            inner = inner.halved(math.ldexp(self.step, zone)) + self.zone(zone + 1)
+        mass, moment = np.concatenate([inner.mass[None], self.mass[zones + 1 :]]), None
+        if self.moment is not None:
+            moment = np.concatenate([cast(np.ndarray, inner.moment)[None], self.moment[zones + 1 :]])
         return replace(self, mass=mass, moment=moment, level=level, rounding=self.rounding + 16 * zones * UNIT_ROUNDOFF)
 
     def adapted(self) -> RatioSum:
@@ -195,24 +199,6 @@ def _convolved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         inner = np.convolve(first[start:stop], second[start_second:stop_second])
         convolution[start + start_second : stop + stop_second - 1] = inner
     return convolution
-
-
-@dataclass(frozen=True)
-class _Columns:
-    mass: np.ndarray
-    moment: np.ndarray | None
-
-    @classmethod
-    def padded(cls, law: RatioSum, count: int) -> _Columns:
-        further = ((0, count - len(law.mass)), (0, 0))
-        return cls(np.pad(law.mass, further), None if law.moment is None else np.pad(law.moment, further))
-
-    def zero(self) -> _Row:
-        zeros = np.zeros(2 * HALF + 1)
-        return _Row(zeros, None if self.moment is None else zeros)
-
-    def zone(self, number: int) -> _Row:
-        return _Row(self.mass[number], None if self.moment is None else self.moment[number])
 
 
 def _in_zones(sums: list[_Row], level: int) -> tuple[np.ndarray, np.ndarray | None, float]:
