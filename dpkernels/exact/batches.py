@@ -160,14 +160,10 @@ class ExactBatch:
     def size(self) -> int:
         return len(self.certificate.table_index)
 
-    @property
+    @cached_property
     def subnormal_safe_radius(self) -> float:
         """Return the least of all entries."""
-        return min(self._radii)
-
-    @cached_property
-    def _radii(self) -> list[float]:
-        return [sampler.least_safe_radius(self._table_claims(number)) for number, sampler in enumerate(self.samplers)]
+        return min(sampler.least_safe_radius(self._table_claims(i)) for i, sampler in enumerate(self.samplers))
 
     def _table_claims(self, number: int) -> dict[str, np.ndarray]:
         entries = self.certificate.table_entries[number]

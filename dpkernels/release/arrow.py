@@ -224,8 +224,8 @@ def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> JsonObject:
     Of an older one only references to columns are copied, and names of types in a fixed vocabulary.
     """
     names = schema.names
-    named = filter(_is_named, _dicts(description.get("columns")))
-    notes = {column.get("field_name") or column.get("name"): column for column in named}
+    stated = [(column.get("field_name") or column.get("name"), column) for column in _dicts(description.get("columns"))]
+    notes = {name: column for name, column in stated if isinstance(name, str)}
     columns = []
     for field in schema:
         note, name = notes.get(field.name, {}), None if _GENERATED.fullmatch(field.name) else field.name
@@ -256,10 +256,6 @@ def _pandas(schema: pa.Schema, description: Mapping[str, object]) -> JsonObject:
 
 def _dicts(content: object) -> list[JsonObject]:
     return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
-
-
-def _is_named(description: Mapping[str, object]) -> bool:
-    return isinstance(description.get("field_name") or description.get("name"), str)
 
 
 def _numpy_type(dtype: pa.DataType, stated: str) -> str:

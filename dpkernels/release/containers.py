@@ -38,37 +38,32 @@ _INSTEAD = {
 }
 
 
-def _names(x: object) -> tuple[str, ...]:
-    """Return x's class and its bases, each as "library.name", without importing a library."""
-    cls: type = type(x)
-    return _named(cls)
-
-
 @lru_cache(maxsize=64)
-def _named(cls: type) -> tuple[str, ...]:
+def _names(cls: type) -> tuple[str, ...]:
+    """Return a class and its bases, each as "library.name", without importing a library."""
     return tuple(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
 
 def library_name(x: object) -> str:
     """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
-    libraries = (name.partition(".")[0] for name in _names(x))
+    libraries = (name.partition(".")[0] for name in _names(type(x)))
     default = "jax" if isinstance(x, Array) else "other"
     return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), default)
 
 
 def is_table(x: object) -> bool:
     """Return whether x has named columns."""
-    return not {"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"}.isdisjoint(_names(x))
+    return not {"pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"}.isdisjoint(_names(type(x)))
 
 
 def is_ray_dataset(x: object) -> bool:
     """Return whether x is a ``ray.data.Dataset``."""
-    return "ray.Dataset" in _names(x)
+    return "ray.Dataset" in _names(type(x))
 
 
 def check_container(x: object) -> None:
     """Raise a TypeError for what looks like a column or a table but cannot be perturbed, with advice."""
-    for name in _INSTEAD.keys() & _names(x):
+    for name in _INSTEAD.keys() & _names(type(x)):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
 
 
@@ -158,7 +153,7 @@ def replace_columns(table: Container, columns: dict[str, Container]) -> Containe
     match library_name(table):
         case "pandas":
             # A subclass's own metadata are not copied, because its constructor gets a plain table.
-            frame = type(table).__mro__[_names(table).index("pandas.DataFrame")]
+            frame = type(table).__mro__[_names(type(table)).index("pandas.DataFrame")]
             released = table._constructor(frame(table, copy=False))
             for position, (name, column) in enumerate(table.items()):
                 array = columns[name].array if name in columns else _visible_array(column.array)
@@ -190,7 +185,7 @@ def _visible_array(array: pd.api.extensions.ExtensionArray) -> pd.api.extensions
     """
     if hasattr(array, "remove_unused_categories"):
         return array.remove_unused_categories()
-    if "pandas.ArrowExtensionArray" in _names(array):
+    if "pandas.ArrowExtensionArray" in _names(type(array)):
         from dpkernels.release.arrow import released_column
 
         column = released_column(array.__arrow_array__())
@@ -252,7 +247,7 @@ def _check_dtype(dtype: np.dtype) -> None:
 
 def _pandas_numbers(series: pd.Series) -> tuple[pd.Series, np.dtype]:
     """Return a pandas column without categories, and NumPy's type of its numbers."""
-    if "pandas.Series" not in _names(series):
+    if "pandas.Series" not in _names(type(series)):
         raise TypeError(f"x: a pandas {type(series).__name__} needs a mechanism a column, as a dict")
     values = series.astype(series.cat.categories.dtype) if hasattr(series, "cat") else series
     kind = getattr(values.dtype, "kind", "O")

@@ -157,7 +157,7 @@ def perturb(
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if is_categorical(mechanism):
         return perturb_categories(x, mechanism, missing=missing, secret=_secret(options.pop("key"), exact), **options)
-    if missing != "refuse" and _is_batch(mechanism):
+    if missing != "refuse" and (isinstance(mechanism, ExactBatch) or getattr(mechanism, "batch_shape", None)):
         raise _no_missing(missing)
     if missing != "refuse" and (missing_rows := _check_missing(x, mechanism)).any():
         present = np.flatnonzero(~missing_rows)
@@ -202,10 +202,6 @@ def _charged(
     except BaseException as error:
         error.add_note(f"The ledger was charged {amounts} for this release. The charge stays.")
         raise
-
-
-def _is_batch(mechanism: object) -> bool:
-    return isinstance(mechanism, ExactBatch) or bool(getattr(mechanism, "batch_shape", None))
 
 
 def _no_missing(missing: str) -> ValueError:

@@ -57,25 +57,14 @@ def fraction_bits(shifts: int) -> int:
 
 
 @proven("row_mixtures#proof")
-def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
+def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, last: Real) -> RealArray:
     """Round every input at random to one of the two adjacent rows, so that its mean is kept.
 
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Guarantees for rows hold for inputs. Neighbours d
-    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
-    docs/proofs/row_mixtures.md.
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``, which are numbers, or one for every input. Guarantees
+    for rows hold for inputs. Neighbours d steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart
+    under one word; see docs/proofs/row_mixtures.md.
     """
-    return rounded_rows(x, rounding, shifts, first, step_factor(shifts, first, last))
-
-
-def step_factor(shifts: int, first: Real, last: Real) -> Real:
-    """Return the factor from a distance from the first row to doubled steps of ``positions``."""
-    return 2 * (shifts << fraction_bits(shifts)) / (last - first)
-
-
-def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
-    """Return ``nearest_rows`` from the first row and the ``step_factor``: numbers, or one for every value."""
-    bits = fraction_bits(shifts)
-    position = _positions(x, shifts, first, factor)
+    bits, position = fraction_bits(shifts), positions(x, shifts, first, last)
     low_bits = rounding.astype(position.dtype)
     if 8 * rounding.dtype.itemsize > bits:
         low_bits = low_bits & ((1 << bits) - 1)
@@ -83,38 +72,31 @@ def rounded_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, fa
 
 
 @proven("row_mixtures#proof")
-def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
+def positions(x: RealArray, shifts: int, first: Real, last: Real) -> RealArray:
     """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
 
     Roundings, of at most 2^40 steps, and inputs of at most ``subnormal_safe_radius`` that a processor reads as 0, move
     o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round
     otherwise than one that does not, and reports must be the same bits on both.
     """
-    return _positions(x, shifts, first, step_factor(shifts, first, last))
-
-
-def _positions(x: RealArray, shifts: int, first: Real, factor: Real) -> RealArray:
     steps = shifts << fraction_bits(shifts)
     xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
-    doubled = (x.astype(np.float64, copy=False) - first) * factor
+    doubled = (x.astype(np.float64, copy=False) - first) * (2 * steps / (last - first))
     return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
 
 
 def report_kernel(middle: Fraction, step: Fraction) -> Callable[..., Any]:
-    """Return (doubled offset, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24."""
-    centre, coarse, fine = report_constants(middle, step / 2)
+    """Return (doubled offset, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| < 2^24.
+
+    Half a step is a sum of two numbers of 29 bits, so that products are exact, fused or not.
+    """
+    centre, (coarse, fine) = float(middle), (float(numbers[0]) for numbers in split_products([step / 2], Fraction(1)))
 
     def reports(doubled: RealArray, dtype: np.dtype) -> RealArray:
         codes = doubled.astype(np.float64)
         return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
 
     return reports
-
-
-def report_constants(middle: Fraction, half_step: Fraction) -> tuple[float, float, float]:
-    """Return the middle, and half a step as a sum of two numbers of 29 bits: products are exact, fused or not."""
-    coarse, fine = split_products([half_step], Fraction(1))
-    return float(middle), float(coarse[0]), float(fine[0])
 
 
 def split_products(numbers: Sequence[Fraction], factor: Fraction) -> tuple[np.ndarray, np.ndarray]:

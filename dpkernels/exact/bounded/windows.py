@@ -27,7 +27,7 @@ from dpkernels.bounded_json import JsonObject, integer, real
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.alias import alias_columns, alias_kernel, stacked_alias_kernel
 from dpkernels.exact.bounded.certificate import BoundedCertificate, BoundedTable, sliding_extremes
-from dpkernels.exact.bounded.sampler import BoundedSampler, fraction_bits, rounded_rows, split_products, step_factor
+from dpkernels.exact.bounded.sampler import BoundedSampler, fraction_bits, nearest_rows, split_products
 from dpkernels.exact.certificate import COVERS, MAX_WEIGHTS, frozen_weights, integers, moments
 from dpkernels.exact.sampler import StackedSampler
 from dpkernels.numerics import Real, RealArray, namespace
@@ -294,8 +294,7 @@ class ExactWindow(BoundedSampler):
 
     def _interval_reports(self, x: RealArray, words: Sequence[RealArray], entry: PyTree, _: object) -> RealArray:
         (noise, rounding), interval = words, WindowInterval(*entry)
-        factor = step_factor(self.table.shifts, interval.lower, interval.upper)
-        rows = rounded_rows(x, rounding, self.table.shifts, interval.lower, factor)
+        rows = nearest_rows(x, rounding, self.table.shifts, interval.lower, interval.upper)
         return interval.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
 
     @property

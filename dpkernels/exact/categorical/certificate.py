@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
@@ -78,6 +78,11 @@ class CategoryCertificate(Certificate):
                 f"epsilon: a ratio is {shortest(float(self.ratio))}, {log_upper_bound(self.ratio) - self.epsilon:.3g} "
                 f"above epsilon {shortest(self.epsilon)}"
             )
+
+    @classmethod
+    def certified(cls, payload: JsonObject) -> Self:
+        _, *names = (field.name for field in fields(cls))
+        return cls(real("epsilon", payload["epsilon"]), *(integer(name, payload[name]) for name in names))
 
     @property
     @abc.abstractmethod
@@ -153,11 +158,6 @@ class SetCertificate(CategoryCertificate, kind="set of categories"):
         T = response_threshold(epsilon, d, bits) if k == 1 else set_threshold(epsilon, d, k, bits)
         return cls(epsilon, d, T, bits, k)
 
-    @classmethod
-    def certified(cls, payload: JsonObject) -> Self:
-        names = ("categories", "threshold", "bits", "size")
-        return cls(real("epsilon", payload["epsilon"]), *(integer(name, payload[name]) for name in names))
-
     @property
     def _choices(self) -> tuple[int, int]:
         return self.categories, self.size
@@ -197,11 +197,6 @@ class BlockCertificate(CategoryCertificate, kind="block of categories"):
         epsilon = _number(mechanism)
         T = response_threshold(epsilon, mechanism.blocks, bits)
         return cls(epsilon, mechanism.categories, T, bits, mechanism.blocks)
-
-    @classmethod
-    def certified(cls, payload: JsonObject) -> Self:
-        names = ("categories", "threshold", "bits", "blocks")
-        return cls(real("epsilon", payload["epsilon"]), *(integer(name, payload[name]) for name in names))
 
     @cached_property
     def _mechanism(self) -> BlockResponse:

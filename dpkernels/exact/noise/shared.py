@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from operator import attrgetter
 from typing import ClassVar
 
@@ -127,7 +127,7 @@ def _certificate(rate_log2: int) -> SharedNoiseCertificate:
         noise = Laplace(1 / rate)
         return certify_shared(tailed_table(noise, 1, -_CELLS_LOG2, 1 << _CELLS_LOG2, BITS, stretch, 1.0), rate)
 
-    return narrowest([partial(certified)], PURE_STRETCHES)
+    return narrowest([certified], PURE_STRETCHES)
 
 
 def shared_tables(flat: Mechanism) -> tuple[tuple[ExactNoise, ...], np.ndarray, dict[str, np.ndarray]] | None:
