@@ -179,11 +179,6 @@ def norm_growth(norm: str, noise_norm: str, dimensions: int) -> float:
     return dimensions**exponent
 
 
-def _vector_delta(delta: Real) -> RealArray:
-    xp = namespace(delta)
-    return xp.where(xp.asarray(delta) == 0, 0.0, xp.maximum(delta, 1e-10))[()]
-
-
 def on_vectors(
     mechanism: Additive,
     *,
@@ -219,8 +214,10 @@ def on_vectors(
         raise ValueError("mechanism: claims nothing; it needs a sensitivity, epsilon and delta")
     if lattice is not None:
         checks.positive("lattice", lattice)
-    vector_delta = _vector_delta(mechanism.delta) if delta is None else delta
-    claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=vector_delta)
+    if delta is None:
+        xp = namespace(mechanism.delta)
+        delta = xp.where(xp.asarray(mechanism.delta) == 0, 0.0, xp.maximum(mechanism.delta, 1e-10))[()]
+    claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=delta)
     noise_norm = AdditiveVector(claim, 1.0, dimensions, norm, lattice).noise_norm
     largest_sensitivity = mechanism.sensitivity / norm_growth(norm, noise_norm, dimensions)
     D = largest_sensitivity if sensitivity is None else sensitivity

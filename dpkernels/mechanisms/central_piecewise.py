@@ -226,17 +226,12 @@ def _best_core(steps: int, *parameters: Real) -> CentralPiecewise:
     def variance(log_r: list[float], parameters: tuple[Real, ...]) -> Real:
         return member(log_r[0], parameters).worst_variance
 
-    def on_host(parameters: tuple[Real, ...]) -> np.ndarray:
-        parameters = tuple(map(float, parameters))
-        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], parameters)), *_LOG_CORES, xatol=1e-9)
-        return np.array([log_r])
-
     if namespace(*parameters) is np:
-        (log_r,) = on_host(parameters)
-    else:
-        starts = np.linspace(*_LOG_CORES, 20)[:, None]
-        log_r = smooth_minimum(variance, parameters, starts, starts[0], starts[-1])[0]
-    return member(log_r, parameters)
+        floats = tuple(map(float, parameters))
+        log_r, _ = bounded_minimum(lambda log_r: float(variance([log_r], floats)), *_LOG_CORES, xatol=1e-9)
+        return member(log_r, parameters)
+    starts = np.linspace(*_LOG_CORES, 20)[:, None]
+    return member(smooth_minimum(variance, parameters, starts, starts[0], starts[-1])[0], parameters)
 
 
 def _published_core(steps: int, lower: Real, upper: Real, epsilon: Real, sensitivity: Real) -> Real:
