@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accountants.composition.self_composed import GuaranteeLike
-from accountants.composition.trade_off import CurvePoint, curve_point, points_around
+from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around
 from accountants.dominating_pairs.base import DominatingPair, cap, lower_profile, profile
 from accountants.profile import inverse_profile
 from dpkernels.numerics import Real
@@ -34,11 +34,11 @@ class Bounds(abc.ABC):
     """Rigorous bounds (lower, upper) of a guarantee of plain numbers, by one method."""
 
     @abc.abstractmethod
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def delta(self, epsilon: float) -> Interval:
         """Return bounds of delta at a finite eps >= 0."""
 
     @abc.abstractmethod
-    def epsilon(self, delta: float) -> tuple[float, float]:
+    def epsilon(self, delta: float) -> Interval:
         """Return bounds of the least eps at delta in (0, 1)."""
 
     @abc.abstractmethod
@@ -77,13 +77,13 @@ class ClosedForm(Bounds):
             self.delta, lambda alpha, is_flat: self.tangent_points(alpha, is_flat, largest_loss), alpha, largest_loss
         )
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def delta(self, epsilon: float) -> Interval:
         return self.bound(epsilon, -1), self.bound(epsilon, 1)
 
     def upper_delta(self, epsilon: float) -> float:
         return self.bound(epsilon, 1)
 
-    def epsilon(self, delta: float) -> tuple[float, float]:
+    def epsilon(self, delta: float) -> Interval:
         estimate = self.estimate(delta)
         return self._outward(estimate, delta, -1), self._outward(estimate, delta, 1)
 

@@ -27,8 +27,8 @@ from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 from dpkernels.solve import minimum
 
-Rates = tuple[float, float]
-Profile = Callable[[float], Rates]
+Interval = tuple[float, float]  # (lower, upper).
+Profile = Callable[[float], Interval]
 
 _ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
 _MIN_DISTANCE = 1e-9  # The relative distance of points from which on they have a chord.
@@ -45,8 +45,8 @@ _SEARCH_RTOL = 1e-4  # The precision of a search by an estimate, relative to the
 class CurvePoint(NamedTuple):
     """Bounds (lower, upper) of the least type II error at a type I error, and of the power, which is 1 minus it."""
 
-    error: Rates
-    power: Rates
+    error: Interval
+    power: Interval
 
     @classmethod
     def of_error(cls, low: float, high: float, alpha: float) -> CurvePoint:
@@ -111,7 +111,7 @@ def _least_between(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarr
     return np.minimum(np.minimum(at_start, at_stop), inner) - rounding
 
 
-def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
+def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Interval:
     """Return bounds of the least delta(eps) + e^eps alpha over 0 <= eps, from points next to its place."""
     eps, low, high = _bounds(profile, points, farthest)
     bottom, top = (
@@ -123,7 +123,7 @@ def steep_power(profile: Profile, points: np.ndarray, alpha: float, farthest: fl
     return convex_minimum(np.exp(eps), bottom, top, np.array(floor)), float(top.min())
 
 
-def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Rates:
+def flat_error(profile: Profile, points: np.ndarray, alpha: float, farthest: float) -> Interval:
     """Return bounds of the largest e^-eps (1 - delta(eps) - alpha) over 0 <= eps, from points next to its place."""
     eps, low, high = (column[::-1] for column in _bounds(profile, points, farthest))
     bottom, top = (

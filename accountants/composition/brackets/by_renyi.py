@@ -27,7 +27,7 @@ from accountants.composition.brackets.monotone import NoGridError, split_monoton
 from accountants.composition.brackets.offsets import best_offset
 from accountants.composition.closed_form import Bounds
 from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases
-from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
+from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from dpkernels.distributions.gaussian import Gaussian
@@ -207,7 +207,7 @@ class GridOrRenyi(Bounds):
 
     grid: GridBracket
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def delta(self, epsilon: float) -> Interval:
         low, high = 0.0, 1.0
         with suppress(NoGridError):
             low, high = self.grid.delta(epsilon)
@@ -215,7 +215,7 @@ class GridOrRenyi(Bounds):
             high = max(min(high, delta_of_orders(self.grid.guarantee, epsilon)), low)
         return low, high
 
-    def epsilon(self, delta: float) -> tuple[float, float]:
+    def epsilon(self, delta: float) -> Interval:
         low, high, refusal = 0.0, math.inf, None
         try:
             low, high = self.grid.epsilon(delta)

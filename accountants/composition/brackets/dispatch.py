@@ -25,7 +25,7 @@ from accountants.composition.closed_form import Bounds, ClosedForm, OneRelease, 
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
 from accountants.composition.self_composed import AdaptiveBrackets, GuaranteeLike, check_one_mechanism
-from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
+from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around_tangent
 from accountants.dominating_pairs.base import profile
 from accountants.profile import inverse_profile
 from dpkernels.numerics import UNIT_ROUNDOFF
@@ -42,10 +42,10 @@ class ByDirections(Bounds):
     profile: AdaptiveBrackets  # Its bracket may be None.
     otherwise: GridOrRenyi
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def delta(self, epsilon: float) -> Interval:
         return self.profile.bracket("delta", epsilon) or self.otherwise.delta(epsilon)
 
-    def epsilon(self, delta: float) -> tuple[float, float]:
+    def epsilon(self, delta: float) -> Interval:
         low, high = self.profile.bracket("epsilon", delta) or (0.0, math.inf)
         if math.isfinite(high):
             return low, high
@@ -66,11 +66,11 @@ class FromBothSides(Bounds):
     upper: Bounds
     lower: list[RigorousBounds]  # Each is a lower bound.
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def delta(self, epsilon: float) -> Interval:
         high = self.upper_delta(epsilon)
         return min(max(bounds.delta(epsilon)[0] for bounds in self.lower), high), high
 
-    def epsilon(self, delta: float) -> tuple[float, float]:
+    def epsilon(self, delta: float) -> Interval:
         high = self.upper_epsilon(delta)
         return min(max(bounds.epsilon(delta)[0] for bounds in self.lower), high), high
 
@@ -149,13 +149,13 @@ class RigorousBounds:
             ends[index] = self.upper_epsilon(float(number)) if is_formula else self.epsilon(float(number))[1]
         return ends
 
-    def _delta(self, epsilon: float) -> tuple[float, float]:
+    def _delta(self, epsilon: float) -> Interval:
         return self._infinite_loss_bounds if epsilon >= self.largest_loss else self.method.delta(epsilon)
 
     def upper_delta(self, epsilon: float) -> float:
         return self._infinite_loss_bounds[1] if epsilon >= self.largest_loss else self.method.upper_delta(epsilon)
 
-    def _epsilon(self, delta: float) -> tuple[float, float]:
+    def _epsilon(self, delta: float) -> Interval:
         low, high = self.method.epsilon(delta)
         return min(low, self.largest_loss), min(high, self.largest_loss)
 
@@ -170,7 +170,7 @@ class RigorousBounds:
         return CurvePoint.of_power(low, high, alpha)
 
     @cached_property
-    def _infinite_loss_bounds(self) -> tuple[float, float]:
+    def _infinite_loss_bounds(self) -> Interval:
         """Return bounds of the probability of an infinite loss, which is delta from the largest finite loss on."""
         infinite = self.guarantee.infinity_mass if math.isinf(self.largest_loss) else 0.0
         infinite = max(0.0, infinite)  # Not -0.

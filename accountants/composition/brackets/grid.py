@@ -36,7 +36,7 @@ from accountants.composition.brackets.sums import BLOCK, ComposedBounds, NotRare
 from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
 from accountants.composition.closed_form import Bounds
 from accountants.composition.self_composed import GuaranteeLike, RepeatedReleases
-from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent, power_of_line
+from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around_tangent, power_of_line
 from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import as_float64
 from dpkernels import checks
@@ -96,13 +96,13 @@ class GridBracket(Bounds):
     guarantee: GuaranteeLike
     width: float = WIDTH
 
-    def delta(self, epsilon: float) -> tuple[float, float]:
+    def delta(self, epsilon: float) -> Interval:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         directions = self._estimates(lambda direction: direction.saddle(epsilon))
         likely_delta = math.exp(min(max(estimate.value for estimate in directions), 0.0))
         return self._refine(directions, likely_delta, None, DeltaOfSum(epsilon), self.width)
 
-    def epsilon(self, delta: float) -> tuple[float, float]:
+    def epsilon(self, delta: float) -> Interval:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         directions = self._estimates(lambda direction: direction.saddle_of_delta(delta))
         guess = max(estimate.value for estimate in directions)
@@ -214,7 +214,7 @@ class GridBracket(Bounds):
 
     def _refine(
         self, estimates: list[_Estimate], likely_delta: float, size: float | None, question: SumQuestion, width: float
-    ) -> tuple[float, float]:
+    ) -> Interval:
         """Return the bracket, refining the grid until its relative width is narrow.
 
         The direction that is the worst one by estimate comes first. Of another one a coarse grid is enough if its upper
@@ -372,9 +372,7 @@ class _Estimate:
         except TooManyPointsError:
             return math.inf
 
-    def bounds(
-        self, step: float, likely_delta: float, question: SumQuestion, sides: tuple[int, ...]
-    ) -> tuple[float, float]:
+    def bounds(self, step: float, likely_delta: float, question: SumQuestion, sides: tuple[int, ...]) -> Interval:
         """Return (lower, upper) bounds from a grid of this step; only the upper one if the sides are (1,)."""
         direction = self.direction
         stages = stage_count(max(term.count for term in direction.terms)) if self.is_staged or self.is_direct else 0
@@ -424,7 +422,7 @@ class _Estimate:
                 self.is_on_atoms = False
         return *self.bounds(step, likely_delta, question, sides), step
 
-    def bounds_of_direct_sums(self, step: float, likely_delta: float, question: SumQuestion) -> tuple[float, float]:
+    def bounds_of_direct_sums(self, step: float, likely_delta: float, question: SumQuestion) -> Interval:
         """Return the bracket by sums of positive terms, from now on, if they do not take too long."""
         tilt = self.tilt
         self.is_direct, self.tilt = True, 0.0
@@ -436,7 +434,7 @@ class _Estimate:
 
     def bounds_of_tables(
         self, low: float, high: float, width: float, likely_delta: float, question: SumQuestion
-    ) -> tuple[float, float]:
+    ) -> Interval:
         """Return narrower bounds of losses that all are atoms, by their spread; the same ones for others."""
         terms = self.direction.terms
         tables = [
@@ -501,7 +499,7 @@ class _Estimate:
             tilted = np.exp(logs - logs.max(initial=-np.inf))
         return loss, p, tilted / max(tilted.sum(), 1e-300)
 
-    def _reach(self, term: TermLosses, left_out: float) -> tuple[float, float]:
+    def _reach(self, term: TermLosses, left_out: float) -> Interval:
         """Return losses beyond which masses are negligible for delta."""
         loss, p, _ = self._sorted(term)
         if not len(loss) or len(term.losses) > 1:
@@ -517,9 +515,7 @@ class _Estimate:
         start = max(int((~is_needed_below).sum()) - 1, 0)
         return (float(loss[start]) if start > 0 else -np.inf), (float(loss[stop]) if stop < len(loss) - 1 else np.inf)
 
-    def _window(
-        self, term: TermLosses, step: float, ratio: int, reach: tuple[float, float]
-    ) -> tuple[float, float] | None:
+    def _window(self, term: TermLosses, step: float, ratio: int, reach: Interval) -> Interval | None:
         """Return a window of losses beyond which losses are rare, if it is much narrower than all losses."""
         loss, _, tilted = self._sorted(term)
         if not len(loss) or not self.is_windowed:
