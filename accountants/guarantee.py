@@ -522,7 +522,7 @@ class Guarantee(ComposableGuarantee):
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Guarantee:
+    def from_dict(cls, form: dict[str, object]) -> Guarantee:
         """Return the guarantee from which ``to_dict`` made the form.
 
         Raises:

@@ -51,7 +51,7 @@ def guarantee(mechanism: object, sensitivity: Real | None = None, *, people: str
     return Guarantee((RepeatedReleases(dominating_pairs(mechanism, sensitivity), 1),))
 
 
-def _of_batch(batch: BatchGuarantee, people: str) -> Any:
+def _of_batch(batch: BatchGuarantee, people: str) -> Guarantee | BatchGuarantee | LargestGuarantee:
     if namespace(*jax.tree.leaves(batch.batch)) is not np:  # JAX's numbers have estimates with derivatives.
         terms = tuple(RepeatedReleases(dominating_pairs(entry), 1) for entry in flat_leaves(batch.batch))
         return Guarantee(terms) if people == "same" else LargestGuarantee(tuple(Guarantee((term,)) for term in terms))

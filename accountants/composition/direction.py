@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -177,8 +177,9 @@ def may_sample_densities(guarantee: GuaranteeLike) -> bool:
 
 def _are_at_most(limit: int, guarantee: GuaranteeLike) -> bool:
     """Return whether the number of releases is known, and not larger than ``limit``."""
-    counts: list[Any] = [checks.concrete(term.count) for term in guarantee.terms]
-    return all(count is not None for count in counts) and sum(counts) <= limit
+    counts = [checks.concrete(term.count) for term in guarantee.terms]
+    known = [float(count) for count in counts if count is not None]
+    return len(known) == len(counts) and sum(known) <= limit
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,14 +104,12 @@ def enumerate_outcomes(releases: tuple[RepeatedReleases, ...], mirrors: tuple[bo
         tables.append((table, count))
     directions = []
     for mirror in mirrors:
-        joint: Any = (np.zeros(1), np.zeros(1))
+        joint: tuple[RealArray, ...] = (np.zeros(1), np.zeros(1))
         for (forward, mirrored), count in tables:
             masses = mirrored if mirror else forward
             outer = namespace(*masses, *joint).add.outer
-            joint = [
-                outer(probabilities, _log_repeated(mass, count)).ravel()
-                for probabilities, mass in zip(joint, masses, strict=True)
-            ]
+            logs = (_log_repeated(mass, count) for mass in masses)
+            joint = tuple(outer(total, log).ravel() for total, log in zip(joint, logs, strict=True))
         directions.append(JointOutcomes(*joint))
     return directions
 

@@ -242,7 +242,7 @@ class RepeatedLoss:
     count: Any  # n.
     # (the releases, -1 if their pair is mirrored and else 1) where smooth pieces are composed from samples of their
     # densities, else None.
-    source: tuple[RepeatedReleases, Any] | None = None
+    source: tuple[RepeatedReleases, Real] | None = None
     is_whole: bool = False  # Whether JAX knows that n is an integer, though not which one.
 
     @property
@@ -259,7 +259,7 @@ class RepeatedLoss:
         return self if self.losses is None else replace(self, losses=change(self.losses))
 
     def smooth_losses(self) -> PrivacyLossDistribution:
-        releases, sign = cast(tuple[RepeatedReleases, Any], self.source)
+        releases, sign = cast(tuple[RepeatedReleases, Real], self.source)
         return releases.privacy_losses[0].mirrored(sign)
 
     def largest_loss(self, sign: int) -> Real:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -177,8 +176,7 @@ def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
         if spread and grid_share > _MIN_SHARE
         else None
     )
-    fields: dict[str, Any] = vars(total)
-    return SpreadSum(**fields, deviation=deviation, reach=reach, on_grid=on_grid)
+    return SpreadSum(**vars(total), deviation=deviation, reach=reach, on_grid=on_grid)
 
 
 @proven("brackets#proof-of-2-above")
