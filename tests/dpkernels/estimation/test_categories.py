@@ -136,9 +136,9 @@ def test_tails_are_those_of_two_binomials(n):
             law = convolved(n, int(m), p, q)
             c = rng.integers(0, n + 1, 5)
             for upper in (True, False):
-                expected = [law[one:].sum() if upper else law[: one + 1].sum() for one in c]
-                found = tail(c, np.full(5, m), n, p, q, upper=upper)
-                np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-14)
+                expected = [law[count:].sum() if upper else law[: count + 1].sum() for count in c]
+                tails = tail(c, np.full(5, m), n, p, q, upper=upper)
+                np.testing.assert_allclose(tails, expected, rtol=1e-7, atol=1e-14)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
@@ -265,11 +265,11 @@ def test_nearest_in_simplex():
 def test_the_likelihood_is_within_its_gap_of_the_maximum(name):
     m = MECHANISMS[name]
     _, reports = reports_of(m, 300)
-    found = dpk.estimate(reports, m).likelihood(reports)
-    assert found.gap <= 1e-6
+    fit = dpk.estimate(reports, m).likelihood(reports)
+    assert fit.gap <= 1e-6
     p = np.exp([m.log_prob(reports, np.full(len(reports), x)) for x in range(m.categories)]).T
-    value = np.log(p @ found.shares).mean()
-    gradient = (p / (p @ found.shares)[:, None]).mean(0)
+    value = np.log(p @ fit.shares).mean()
+    gradient = (p / (p @ fit.shares)[:, None]).mean(0)
     assert gradient.max() - 1 <= 3e-6  # So no distribution is likelier by more.
     rng = np.random.default_rng(1)
     assert max(np.log(p @ other).mean() for other in rng.dirichlet(np.ones(m.categories), 50)) <= value + 3e-6
@@ -322,10 +322,10 @@ def test_two_way_tables(names):
     assert np.abs(deviation).max() < 6
     assert 0.7 < deviation.std() < 1.1
     assert table.value.sum() == pytest.approx(n)
-    own = dpk.estimate(reports[0], first).counts.unbiased
+    unbiased = dpk.estimate(reports[0], first).counts.unbiased
     expected = table.unbiased.sum(1)
     if second.kind != "block":  # Supports of every report add up to the same number, so the margins agree.
-        np.testing.assert_allclose(expected, own, rtol=1e-6, atol=1e-6 * n)
+        np.testing.assert_allclose(expected, unbiased, rtol=1e-6, atol=1e-6 * n)
     low, high = table.interval()
     assert ((low <= truth) & (truth <= high)).mean() > 0.9
     with pytest.raises(ValueError, match="4000 in the first column, 3999 in the second"):
@@ -362,11 +362,11 @@ def test_p_values_of_equal_groups_are_uniform(size):
 def test_the_test_of_single_categories_is_pearsons():
     m = MECHANISMS["response"]
     (_, a), (_, b) = reports_of(m, 500, 1), reports_of(m, 700, 2)
-    found = dpk.equality_test(dpk.estimate(a, m), dpk.estimate(b, m))
+    test = dpk.equality_test(dpk.estimate(a, m), dpk.estimate(b, m))
     table = np.array([np.bincount(one, minlength=7) for one in (a, b)])
     wanted = stats.chi2_contingency(table, correction=False)
-    assert found.statistic == pytest.approx(wanted.statistic, rel=1e-6)
-    assert found.degrees == 6
+    assert test.statistic == pytest.approx(wanted.statistic, rel=1e-6)
+    assert test.degrees == 6
     with pytest.raises(ValueError, match="another mechanism"):
         dpk.equality_test(dpk.estimate(a, m), dpk.estimate(a, dpk.randomised_response(2.0, 7)))
     blocks = MECHANISMS["blocks"]

@@ -52,9 +52,9 @@ def test_the_optimum_is_certified_by_its_multipliers(groups: Any, total: float |
     A = stacked(groups, 10)
     for seed in range(30):
         r, _ = released(seed, 10, groups)
-        found = dpk.consistent_counts(r, vector_noise(len(r)), total=total, groups=groups)
-        x = found.values[:10]
-        np.testing.assert_allclose(found.values, A @ x, atol=1e-9)
+        counts = dpk.consistent_counts(r, vector_noise(len(r)), total=total, groups=groups)
+        x = counts.values[:10]
+        np.testing.assert_allclose(counts.values, A @ x, atol=1e-9)
         assert x.min() >= 0
         slope = A.T @ (A @ x - r)
         t = 0.0
@@ -70,7 +70,7 @@ def test_the_optimum_is_certified_by_its_multipliers(groups: Any, total: float |
 @pytest.mark.parametrize(("groups", "total"), CASES)
 def test_it_is_scipys_optimum(groups: Any, total: float | None) -> None:
     A, (r, _) = stacked(groups, 10), released(77, 10, groups)
-    found = dpk.consistent_counts(r, vector_noise(len(r)), total=total, groups=groups).values[:10]
+    bins = dpk.consistent_counts(r, vector_noise(len(r)), total=total, groups=groups).values[:10]
     ties = [] if total is None else [{"type": "eq", "fun": lambda x: x.sum() - total}]
     peer = minimize(
         lambda x: ((A @ x - r) ** 2).sum(),
@@ -81,7 +81,7 @@ def test_it_is_scipys_optimum(groups: Any, total: float | None) -> None:
         method="SLSQP",
         options={"ftol": 1e-14, "maxiter": 1000},
     )
-    np.testing.assert_allclose(found, peer.x, atol=1e-4)
+    np.testing.assert_allclose(bins, peer.x, atol=1e-4)
 
 
 def test_what_is_consistent_stays() -> None:
@@ -168,14 +168,14 @@ def test_intervals_are_narrower_with_more_known() -> None:
     plain = dpk.consistent_counts(r[:10], vector_noise(10))
     tied = dpk.consistent_counts(r, form, groups=HIERARCHY)
     known = dpk.consistent_counts(r, form, groups=HIERARCHY, total=10135)
-    widths = [np.subtract(*one.interval()[::-1])[:10].sum() for one in (plain, tied, known)]
+    widths = [np.subtract(*counts.interval()[::-1])[:10].sum() for counts in (plain, tied, known)]
     assert widths == sorted(widths, reverse=True)
     np.testing.assert_allclose(np.array(known.interval())[:, -1], 10135, rtol=1e-14)
-    for one in (plain, tied, known):
-        low, high = one.interval(0.5)
+    for counts in (plain, tied, known):
+        low, high = counts.interval(0.5)
         assert (low >= 0).all()
-        assert ((low <= one.values) & (one.values <= high)).all()
-        outer = one.interval(0.999)
+        assert ((low <= counts.values) & (counts.values <= high)).all()
+        outer = counts.interval(0.999)
         assert (outer[0] <= low + 1e-9).all()
         assert (outer[1] >= high - 1e-9).all()
 
@@ -186,9 +186,9 @@ def test_noise_with_a_mean_is_corrected() -> None:
     sampler = dpk.exact_sampler(noise)
     assert abs(float(sampler.certificate.table.mean)) > 0.1
     r = dpk.perturb(np.full(40_000, 50.0), sampler)
-    found = dpk.consistent_counts(r, sampler).values.mean()
+    mean = dpk.consistent_counts(r, sampler).values.mean()
     # 6 standard deviations of the mean.
-    assert found == pytest.approx(50.0, abs=6 * float(noise.noise.variance) ** 0.5 / 200)
+    assert mean == pytest.approx(50.0, abs=6 * float(noise.noise.variance) ** 0.5 / 200)
 
 
 @pytest.mark.parametrize(

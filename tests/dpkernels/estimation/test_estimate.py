@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from exact_registry import EVERY, mechanism
+from exact_registry import EVERY
+from exact_registry import mechanism as make_mechanism
 from scipy import stats
 
 import dpkernels as dpk
@@ -21,12 +22,12 @@ def covered(interval, truth):
     return (interval[0] <= truth) & (truth <= interval[1])
 
 
-def coverage(made, confidence, *, runs, n):
+def coverage(mechanism, confidence, *, runs, n):
     """How often each interval holds the inputs' mean, over runs of n reports of unequal inputs; fixed key."""
-    lower, upper = made.input_interval
+    lower, upper = mechanism.input_interval
     x = RNG.uniform(lower, lower + 0.7 * (upper - lower), n)
-    reports = dpk.perturb(np.broadcast_to(x, (runs, n)), made, key=KEY)
-    results = [dpk.estimate_mean(row, made) for row in reports]
+    reports = dpk.perturb(np.broadcast_to(x, (runs, n)), mechanism, key=KEY)
+    results = [dpk.estimate_mean(row, mechanism) for row in reports]
     return tuple(
         sum(covered(getattr(result, name)(confidence), x.mean()) for result in results)
         for name in ("interval", "bernstein")
@@ -44,7 +45,7 @@ def test_intervals_cover(name, confidence):
     less than 0.03 here, or it would not be the interval of that confidence.
     """
     runs = 2000
-    normal, bernstein = coverage(mechanism(name, 1.0), confidence, runs=runs, n=400)
+    normal, bernstein = coverage(make_mechanism(name, 1.0), confidence, runs=runs, n=400)
     low = stats.binom.ppf(ALARM, runs, confidence - 0.005)  # 0.005 for the approximation by the normal law.
     high = stats.binom.ppf(1 - ALARM, runs, min(1, confidence + 0.03))
     assert low <= normal <= high
@@ -54,9 +55,9 @@ def test_intervals_cover(name, confidence):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", EVERY)
 def test_the_value_is_the_mean_and_the_intervals_are_about_it(name):
-    made = mechanism(name, 1.0)
-    reports = dpk.perturb(np.full(1000, made.middle), made, key=KEY)
-    result = dpk.estimate_mean(reports, made)
+    mechanism = make_mechanism(name, 1.0)
+    reports = dpk.perturb(np.full(1000, mechanism.middle), mechanism, key=KEY)
+    result = dpk.estimate_mean(reports, mechanism)
     assert result.value == pytest.approx(reports.mean())
     assert result.count == 1000
     for low, high in (result.interval(0.9), result.bernstein(0.9)):
@@ -130,12 +131,12 @@ LOW, HIGH = np.array([0.0, -1.0, 5.0, 2.0]), np.array([1.0, 3.0, 6.0, 20.0])
 VECTOR = dpk.multivariate(dimensions=4, epsilon=4.0, lower=LOW, upper=HIGH, sampled=2)
 
 
-@pytest.mark.parametrize("made", [AGES, dpk.duchi(epsilon=1.0, lower=0.0, upper=120.0), VECTOR])
+@pytest.mark.parametrize("mechanism", [AGES, dpk.duchi(epsilon=1.0, lower=0.0, upper=120.0), VECTOR])
 @pytest.mark.parametrize("n", [1, 2, 5, 100])
-def test_intervals_of_a_mean_end_where_values_can_be(made, n):
-    low, high = made.input_interval
-    inputs = np.full((n, VECTOR.dimensions) if made is VECTOR else n, low, np.float64)
-    result = dpk.estimate_mean(dpk.perturb(inputs, made, key=KEY), made)
+def test_intervals_of_a_mean_end_where_values_can_be(mechanism, n):
+    low, high = mechanism.input_interval
+    inputs = np.full((n, VECTOR.dimensions) if mechanism is VECTOR else n, low, np.float64)
+    result = dpk.estimate_mean(dpk.perturb(inputs, mechanism, key=KEY), mechanism)
     for ends in (result.interval(), result.bernstein()):
         assert np.all((low <= np.asarray(ends[0])) & (np.asarray(ends[0]) <= ends[1]) & (np.asarray(ends[1]) <= high))
 
@@ -191,10 +192,10 @@ def test_an_impossible_coordinate_is_refused():
 @pytest.mark.parametrize("epsilon", [0.1, 5.0])
 def test_every_report_a_release_can_make_is_possible(name, epsilon):
     """The lattice reaches a little past the density's interval; its ends must not be called impossible."""
-    made = mechanism(name, epsilon)
-    certificate = dpk.exact_sampler(made).certificate
+    mechanism = make_mechanism(name, epsilon)
+    certificate = dpk.exact_sampler(mechanism).certificate
     ends = np.array([float(certificate.lowest), float(certificate.highest)])
-    assert dpk.estimate_mean(ends, made).value == pytest.approx(made.middle)
+    assert dpk.estimate_mean(ends, mechanism).value == pytest.approx(mechanism.middle)
 
 
 @pytest.mark.parametrize("confidence", [0, 1, 0.0, 1.0, -0.1, 95, np.nan])

@@ -35,12 +35,12 @@ NOISES = {
 
 
 @functools.cache
-def channel(name):
+def make_channel(name):
     if name in NOISES:
         return as_channel(NOISES[name], bounds=(-1.0, 3.0))
     if name in ("optimal", "central"):
-        made = dpk.optimal(**BUDGET) if name == "optimal" else dpk.central_piecewise(**BUDGET, sensitivity=1.0)
-        return as_channel(made)
+        mechanism = dpk.optimal(**BUDGET) if name == "optimal" else dpk.central_piecewise(**BUDGET, sensitivity=1.0)
+        return as_channel(mechanism)
     return as_channel(exact(name, 1.0))
 
 
@@ -51,8 +51,8 @@ def ages(n=20_000):
     return dpk.perturb(x, AGES, key=KEY), x
 
 
-def all_codes(made):
-    return np.arange(len(made.written))
+def all_codes(channel):
+    return np.arange(len(channel.written))
 
 
 CHANNELS = [*EVERY, "optimal", "central", *NOISES]
@@ -65,19 +65,19 @@ CHANNELS = [*EVERY, "optimal", "central", *NOISES]
 @pytest.mark.parametrize("name", CHANNELS)
 def test_a_channel_is_of_probabilities_with_the_right_means_and_squares(name):
     """Of inputs uniform on a bin: total 1, mean the bin's middle, and squares the mean of (x - middle)^2."""
-    made = channel(name)
-    edges = np.linspace(made.lower, made.upper, 13) if name != "discrete" else np.arange(-1.5, 4.0)
-    B = made.matrix(edges, all_codes(made))
-    width, middles = made.upper - made.lower, (edges[1:] + edges[:-1]) / 2
+    channel = make_channel(name)
+    edges = np.linspace(channel.lower, channel.upper, 13) if name != "discrete" else np.arange(-1.5, 4.0)
+    B = channel.matrix(edges, all_codes(channel))
+    width, middles = channel.upper - channel.lower, (edges[1:] + edges[:-1]) / 2
     assert B.min() >= 0
     assert np.abs(B.sum(axis=0) - 1).max() < 1e-12
-    assert np.abs(made.values @ B - middles).max() < 1e-9 * width
+    assert np.abs(channel.values @ B - middles).max() < 1e-9 * width
     if name == "duchi":
         with pytest.raises(ValueError, match="the mean only"):
-            _ = made.squares
+            _ = channel.squares
         return
-    squares, bias_bound = made.squares
-    truth = (middles - made.middle) ** 2 + (np.diff(edges) ** 2 / 12 if name != "discrete" else 0.0)
+    squares, bias_bound = channel.squares
+    truth = (middles - channel.middle) ** 2 + (np.diff(edges) ** 2 / 12 if name != "discrete" else 0.0)
     assert (bias_bound == 0) == (name not in ("optimal", "central"))
     # The rounding of inputs to rows is averaged over a row's breadth; the bins' ends are not on rows.
     assert np.abs(squares @ B - truth).max() < bias_bound + 2e-5 * width**2
@@ -99,10 +99,10 @@ def enumerated(table, low, high, points=64):
 @pytest.mark.parametrize("name", ["piecewise", "sine-constant", "dented", "duchi"])
 def test_a_channel_is_the_table_with_its_input_rounding(name):
     table = small_table(name, 1.0 if name == "dented" else 2.0)
-    made = TableChannel([(1.0, table)])
+    channel = TableChannel([(1.0, table)])
     width = table.upper - table.lower
     edges = table.lower + width * np.array([0.0, 0.1234, 0.5, 0.77, 1.0])
-    B = made.matrix(edges, all_codes(made))
+    B = channel.matrix(edges, all_codes(channel))
     for k in range(4):
         assert np.abs(B[:, k] - enumerated(table, edges[k], edges[k + 1])).max() < 1e-12
 
@@ -110,25 +110,25 @@ def test_a_channel_is_the_table_with_its_input_rounding(name):
 @pytest.mark.lengthy
 def test_a_noise_channel_is_that_of_its_grains():
     """Every grain of a bin by itself: its two positions, with the noise on each."""
-    made = channel("laplace")
-    table = made.table
+    channel = make_channel("laplace")
+    table = channel.table
     grain, M = 2.0**table.grid_log2, table.points_per_bin
     first, count = 5 * M + M - 1000, 1500  # across a cell's end; from half a grain below the first
-    got = made.matrix((np.array([first, first + count]) - 0.5) * grain, all_codes(made))[:, 0]
-    p = np.zeros(len(made.written))
-    lowest = round(made.written[0] / float(table.bin_width))
+    probabilities = channel.matrix((np.array([first, first + count]) - 0.5) * grain, all_codes(channel))[:, 0]
+    p = np.zeros(len(channel.written))
+    lowest = round(channel.written[0] / float(table.bin_width))
     for i in range(first, first + count):
         q, f = divmod(i, M)
         for position, share in ((q, 1 - f / M), (q + 1, f / M)):
-            at = position + table.first - lowest
-            p[at : at + table.codes] += share / count * (table.weights / 2.0**table.bits)
-    assert np.abs(got - p).max() < 1e-7 * p.max()
+            start = position + table.first - lowest
+            p[start : start + table.codes] += share / count * (table.weights / 2.0**table.bits)
+    assert np.abs(probabilities - p).max() < 1e-7 * p.max()
 
 
 def test_discrete_noise_is_for_whole_numbers():
-    made = channel("discrete")
-    B = made.matrix(np.arange(-1.5, 4.0), all_codes(made))
-    w = made.table.weights / 2.0**made.table.bits
+    channel = make_channel("discrete")
+    B = channel.matrix(np.arange(-1.5, 4.0), all_codes(channel))
+    w = channel.table.weights / 2.0**channel.table.bits
     for k in range(5):
         assert np.abs(B[k : k + len(w), k] - w).max() < 1e-12
 
@@ -136,15 +136,15 @@ def test_discrete_noise_is_for_whole_numbers():
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "laplace"])
 def test_reports_have_the_channels_frequencies(name):
     """2^18 reports of inputs uniform on a bin, by chi-squared; of another bin's inputs it is refused."""
-    made = channel(name)
+    channel = make_channel(name)
     n, source = 1 << 18, {"laplace": NOISES["laplace"], "optimal": dpk.optimal(**BUDGET)}.get(name)
     source = source or mechanism(name, 1.0)
-    edges = made.lower + (made.upper - made.lower) * np.array([0.0, 0.21, 0.4, 1.0])
+    edges = channel.lower + (channel.upper - channel.lower) * np.array([0.0, 0.21, 0.4, 1.0])
     x = np.random.default_rng(3).uniform(edges[1], edges[2], n)
     bounds = (-1.0, 3.0) if name == "laplace" else None
     numbers = Counts(source, bounds=bounds).add(dpk.perturb(x, source, key=KEY)).numbers
     groups = np.linspace(0, len(numbers), min(40, len(numbers)), endpoint=False).astype(int)
-    seen, B = np.add.reduceat(numbers, groups), made.matrix(edges, groups)
+    seen, B = np.add.reduceat(numbers, groups), channel.matrix(edges, groups)
     keep = B[:, 1] * n > 20
 
     def p_value(column):
@@ -192,8 +192,8 @@ def test_the_gap_bounds_what_is_missing():
     B, counts = small_problem(7)
     best = maximum_likelihood(B, counts)
     for shares in np.random.default_rng(2).dirichlet(np.ones(5), 50):
-        found = evaluate_fit(B, counts, shares)
-        assert best.log_likelihood - found.log_likelihood <= found.gap + 1e-12
+        fit = evaluate_fit(B, counts, shares)
+        assert best.log_likelihood - fit.log_likelihood <= fit.gap + 1e-12
     moved = best.shares + np.array([0.05, 0, 0, 0, 0])
     assert evaluate_fit(B, counts, moved).gap > 1e-4
 
@@ -236,8 +236,8 @@ def test_a_few_reports_far_from_the_others_do_not_stop_the_fit() -> None:
 
 def test_smoothed_shares_are_a_fixed_point():
     """Of one EM step and one of (1, 2, 1)/4; of a uniform distribution they are uniform."""
-    made = channel("piecewise")
-    B = made.matrix(np.linspace(made.lower, made.upper, 33), all_codes(made))
+    channel = make_channel("piecewise")
+    B = channel.matrix(np.linspace(channel.lower, channel.upper, 33), all_codes(channel))
     counts = np.random.default_rng(0).multinomial(100_000, B @ np.full(32, 1 / 32))
     theta = ems_shares(B, counts, 32)
     step = theta * (B.T @ (counts / counts.sum() / (B @ theta)))
@@ -259,18 +259,20 @@ def test_splines_are_densities(splines):
     assert all((np.diff(column[column != 0]) != 0).sum() <= 1 for column in signs.T)
 
 
-def expected(made, shares, total=10**6):
+def expected(channel, shares, total=10**6):
     """Expected counts of reports of inputs with these shares of equal bins."""
-    B = made.matrix(np.linspace(made.lower, made.upper, len(shares) + 1), all_codes(made))
+    B = channel.matrix(np.linspace(channel.lower, channel.upper, len(shares) + 1), all_codes(channel))
     return np.round(total * B @ shares).astype(np.int64)
 
 
 def test_a_smooth_distribution_needs_few_splines_and_a_rough_one_many():
-    made = as_channel(AGES)
-    models = ReportModels(made, 256, (), None)
+    channel = as_channel(AGES)
+    models = ReportModels(channel, 256, (), None)
     smooth, rough = np.diff(stats.beta.cdf(np.linspace(0, 1, 257), 3, 4)), np.zeros(256)
     rough[[40, 100]] = 0.5
-    fits = [models.fit("splines", np.add.reduceat(expected(made, shares), models.groups)) for shares in (smooth, rough)]
+    fits = [
+        models.fit("splines", np.add.reduceat(expected(channel, shares), models.groups)) for shares in (smooth, rough)
+    ]
     assert fits[0].splines <= 12
     assert fits[1].splines == LADDER[-1]
     assert np.abs(np.cumsum(fits[0].cells - smooth)).max() < 4e-3
@@ -287,16 +289,16 @@ def counted(mechanism, places, masses, n, seed=0):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", CHANNELS)
 def test_between_its_places_a_channel_is_linear_and_bins_average_it(name):
-    made = channel(name)
-    at, inner = made.knots, made.knots[:-1] + 0.3 * np.diff(made.knots)
+    channel = make_channel(name)
+    knots, inner = channel.knots, channel.knots[:-1] + 0.3 * np.diff(channel.knots)
     if name == "discrete":
-        assert made.lattice == 1
+        assert channel.lattice == 1
         return
-    groups = np.unique(np.linspace(0, len(made.written), 256, endpoint=False).astype(int))
-    B = made.probabilities(at, groups)
+    groups = np.unique(np.linspace(0, len(channel.written), 256, endpoint=False).astype(int))
+    B = channel.probabilities(knots, groups)
     assert np.abs(B.sum(axis=0) - 1).max() < 1e-12
-    assert np.abs(made.probabilities(inner, groups) - (0.7 * B[:, :-1] + 0.3 * B[:, 1:])).max() < 2e-3 * B.max()
-    assert np.abs(made.matrix(at, groups) - (B[:, :-1] + B[:, 1:]) / 2).max() < 2e-3 * B.max()
+    assert np.abs(channel.probabilities(inner, groups) - (0.7 * B[:, :-1] + 0.3 * B[:, 1:])).max() < 2e-3 * B.max()
+    assert np.abs(channel.matrix(knots, groups) - (B[:, :-1] + B[:, 1:]) / 2).max() < 2e-3 * B.max()
 
 
 ZEROS = (np.append(0.0, np.linspace(0, 120, 400)), np.append(0.6, np.full(400, 0.001)))
@@ -325,34 +327,34 @@ def test_an_estimate_is_pickled_with_the_intervals_that_it_has_found():
 
 
 def test_integrals_of_noise_sum_its_table_once(monkeypatch):
-    made = as_channel(dpk.laplace(epsilon=1.0), bounds=(0.0, 10.0))
-    edges, groups = np.linspace(0, 10, 30), np.arange(0, len(made.written), 100)
-    expected = made.matrix(edges, groups)
+    channel = as_channel(dpk.laplace(epsilon=1.0), bounds=(0.0, 10.0))
+    edges, groups = np.linspace(0, 10, 30), np.arange(0, len(channel.written), 100)
+    expected = channel.matrix(edges, groups)
     monkeypatch.setattr("dpkernels.estimation.channel.np.cumsum", None)
-    np.testing.assert_array_equal(made.matrix(edges, groups), expected)
+    np.testing.assert_array_equal(channel.matrix(edges, groups), expected)
 
 
-@pytest.mark.parametrize("place", [45.0, 71.3])
-def test_a_constant_column_is_one_place(place):
-    e = dpk.estimate(counted(AGES, [place], [1.0], 10**5))
+@pytest.mark.parametrize("atom", [45.0, 71.3])
+def test_a_constant_column_is_one_place(atom):
+    e = dpk.estimate(counted(AGES, [atom], [1.0], 10**5))
     for p in (0.1, 0.9):
         low, high = e.quantile(p).interval()
-        assert low <= place <= high
+        assert low <= atom <= high
         assert high - low < 6
-        assert e.quantile(p).value == pytest.approx(place, abs=2)
+        assert e.quantile(p).value == pytest.approx(atom, abs=2)
 
 
-@pytest.mark.parametrize("place", [0.0, 50.0])
-def test_reports_that_only_other_values_make_have_no_information(place):
+@pytest.mark.parametrize("atom", [0.0, 50.0])
+def test_reports_that_only_other_values_make_have_no_information(atom):
     """Noise on a wide interval: many reports are impossible, or nearly so, given the values that were estimated."""
-    made = as_channel(dpk.laplace(epsilon=1.0, sensitivity=1.0), bounds=(0.0, 100.0))
-    counts = Counts(made)
+    channel = as_channel(dpk.laplace(epsilon=1.0, sensitivity=1.0), bounds=(0.0, 100.0))
+    counts = Counts(channel)
     counts.numbers += np.random.default_rng(0).multinomial(
-        3000, made.probabilities(np.array([place]), all_codes(made))[:, 0]
+        3000, channel.probabilities(np.array([atom]), all_codes(channel))[:, 0]
     )
     e = dpk.estimate(counts)
     low, high = e.quantile(0.5).interval()
-    assert low <= place <= high < low + 5
+    assert low <= atom <= high < low + 5
     low, high = e.histogram([0.0, 40.0, 60.0, 100.0]).shares.interval()
     assert np.isfinite([low, high]).all()
     assert high[2] < 0.01
@@ -374,9 +376,9 @@ def test_whole_numbers_stay_whole():
     e = dpk.estimate(counts, grid=1)
     assert (e.distribution.shares == 0).all()
     assert (e.distribution.places == np.arange(121)).all()
-    found = e.quantile([0.25, 0.5])
-    assert (found.value == np.round(found.value)).all()
-    low, high = found.interval()
+    quantiles = e.quantile([0.25, 0.5])
+    assert (quantiles.value == np.round(quantiles.value)).all()
+    low, high = quantiles.interval()
     assert (low == np.round(low)).all()
     assert (high == np.round(high)).all()
     assert e.cdf(40.0).value == e.cdf(40.9).value
@@ -452,9 +454,9 @@ WRITTEN = {
 @pytest.mark.parametrize("how", WRITTEN)
 @pytest.mark.parametrize("name", ["piecewise", "hybrid"])
 def test_reports_are_known_however_they_were_written(how, name):
-    made = getattr(dpk, name)(epsilon=1.0, lower=0.0, upper=120.0)
-    reports = dpk.perturb(ages()[1][:3000], made, key=KEY)
-    assert (Counts(made).add(WRITTEN[how](reports)).numbers == Counts(made).add(reports).numbers).all()
+    mechanism = getattr(dpk, name)(epsilon=1.0, lower=0.0, upper=120.0)
+    reports = dpk.perturb(ages()[1][:3000], mechanism, key=KEY)
+    assert (Counts(mechanism).add(WRITTEN[how](reports)).numbers == Counts(mechanism).add(reports).numbers).all()
 
 
 @pytest.mark.quick("0")
@@ -470,11 +472,11 @@ def test_rounded_reports_are_known_by_their_decimals(decimals):
     assert rounded.quantile(0.5).value == pytest.approx(plain.quantile(0.5).value, abs=1.0)
 
 
-def at_one_bin(made, number=3, bins=7, total=10**12):
+def at_one_bin(channel, number=3, bins=7, total=10**12):
     """Counts of very many reports of inputs uniform on a bin, and its ends."""
-    edges = np.linspace(made.lower, made.upper, bins + 1)
-    counts = Counts(made)
-    counts.numbers += np.round(total * made.matrix(edges, all_codes(made))[:, number]).astype(np.int64)
+    edges = np.linspace(channel.lower, channel.upper, bins + 1)
+    counts = Counts(channel)
+    counts.numbers += np.round(total * channel.matrix(edges, all_codes(channel))[:, number]).astype(np.int64)
     return counts, edges[number : number + 2]
 
 
@@ -507,13 +509,13 @@ def test_what_rounding_has_made_equal_is_in_the_intervals(name, at):
 @pytest.mark.parametrize("n", [3, 20])
 def test_a_variance_is_the_mean_over_pairs_of_reports(n):
     """(g_i + g_j)/2 - y_i y_j has the inputs' variance as its mean, of any two reports: also of few, without bias."""
-    made = dpk.piecewise(epsilon=10.0, lower=-1.0, upper=3.0)
-    reports = dpk.perturb(np.linspace(-0.9, 2.9, n), made, key=KEY)
-    source = as_channel(made)
-    at = np.abs(source.written - reports[:, None]).argmin(axis=1)
-    g, y = source.squares[0][at], source.values[at] - source.middle
+    mechanism = dpk.piecewise(epsilon=10.0, lower=-1.0, upper=3.0)
+    reports = dpk.perturb(np.linspace(-0.9, 2.9, n), mechanism, key=KEY)
+    source = as_channel(mechanism)
+    indices = np.abs(source.written - reports[:, None]).argmin(axis=1)
+    g, y = source.squares[0][indices], source.values[indices] - source.middle
     pairs = [(g[i] + g[j]) / 2 - y[i] * y[j] for i, j in itertools.combinations(range(n), 2)]
-    assert dpk.estimate(reports, made).variance.value == pytest.approx(np.mean(pairs), rel=1e-9)
+    assert dpk.estimate(reports, mechanism).variance.value == pytest.approx(np.mean(pairs), rel=1e-9)
 
 
 @pytest.mark.parametrize("decimals", [None, 0])
@@ -522,8 +524,8 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
     reports = dpk.perturb(np.linspace(10.0, 110.0, 100), AGES, key=KEY)
     reports = reports if decimals is None else reports.round(decimals)
     e, source = dpk.estimate(reports, AGES, decimals=decimals), as_channel(AGES, decimals=decimals)
-    at = np.abs(source.written - reports[:, None]).argmin(axis=1)
-    y, g = source.values[at], source.squares[0][at]
+    indices = np.abs(source.written - reports[:, None]).argmin(axis=1)
+    y, g = source.values[indices], source.squares[0][indices]
     assert e.mean.error == pytest.approx(stats.sem(y), rel=1e-9)
     each = g - 2 * (y.mean() - source.middle) * (y - source.middle)
     assert e.variance.error == pytest.approx(stats.sem(each), rel=1e-9)
@@ -570,25 +572,27 @@ def bernstein_half_width(table, weights, n, confidence):
 def test_bernsteins_intervals_solve_their_equation(name, confidence):
     """Of a mean; of a variance those of both averages that it is made of, each with half the risk (a union bound)."""
     table = small_table(name, 1.0)
-    made = as_channel(WindowCertificate.of(table, 1.0))
-    counts, n = Counts(made), 40_000
+    channel = as_channel(WindowCertificate.of(table, 1.0))
+    counts, n = Counts(channel), 40_000
     of_all = np.mean([table.row(s) for s in range(table.shifts + 1)], axis=0) / float(table.total)
     counts.numbers += np.random.default_rng(1).multinomial(n, of_all)
-    e, y = dpk.estimate(counts), made.values - made.middle
+    e, y = dpk.estimate(counts), channel.values - channel.middle
     low, high = e.mean.bernstein(confidence)
     half = bernstein_half_width(table, y, n, confidence)
     assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
     assert (high + low) / 2 == pytest.approx(e.mean.value, abs=1e-6 * half)
     if name == "duchi":
         return
-    (g, bias_bound), p = made.squares, counts.numbers / n
+    (g, bias_bound), p = channel.squares, counts.numbers / n
     assert bias_bound == 0
     half, of_squares = (bernstein_half_width(table, part, n, (1 + confidence) / 2) for part in (y, g))
     far, near = abs(p @ y) + half, max(abs(p @ y) - half, 0.0)
     low, high = e.variance.bernstein(confidence)
     assert low == pytest.approx(max(p @ g - of_squares - far**2, 0.0), rel=2e-3)
-    assert high == pytest.approx(min(p @ g + of_squares - near**2, ((made.upper - made.lower) / 2) ** 2), rel=2e-3)
-    assert low < e.variance.value < high < ((made.upper - made.lower) / 2) ** 2
+    assert high == pytest.approx(
+        min(p @ g + of_squares - near**2, ((channel.upper - channel.lower) / 2) ** 2), rel=2e-3
+    )
+    assert low < e.variance.value < high < ((channel.upper - channel.lower) / 2) ** 2
 
 
 @pytest.mark.parametrize("name", ["piecewise", "square_wave"])
@@ -647,9 +651,9 @@ def test_what_is_no_report_is_refused():
 
 
 def test_reports_that_float32_cannot_tell_apart_are_refused():
-    made = dpk.piecewise(epsilon=1.0, lower=1000.0, upper=1000.001)
+    mechanism = dpk.piecewise(epsilon=1.0, lower=1000.0, upper=1000.001)
     with pytest.raises(ValueError, match="float32"):
-        Counts(made).add(dpk.perturb(np.full(50, 1000.0005, np.float32), made, key=KEY))
+        Counts(mechanism).add(dpk.perturb(np.full(50, 1000.0005, np.float32), mechanism, key=KEY))
 
 
 @functools.cache
@@ -678,19 +682,19 @@ def test_estimates_are_near_the_truth():
     """Within five standard errors, which are themselves a small part of the interval."""
     e, (_, x) = estimated(), ages(200_000)
     q = [0.1, 0.5, 0.9]
-    for found, truth in (
+    for functional, truth in (
         (e.mean, x.mean()),
         (e.variance, x.var()),
         (e.quantile(q), np.quantile(x, q)),
         (e.cdf([30.0, 60.0]), [(x <= 30).mean(), (x <= 60).mean()]),
         (e.histogram(6).shares, np.histogram(x, 6, (0, 120))[0] / len(x)),
     ):
-        low, high = found.interval(1 - ALARM)
+        low, high = functional.interval(1 - ALARM)
         assert (np.asarray(low) <= truth).all()
         assert (truth <= np.asarray(high)).all()
-        low, high = found.interval(0.95)
-        assert (np.asarray(low) <= found.value).all()
-        assert (np.asarray(found.value) <= high).all()
+        low, high = functional.interval(0.95)
+        assert (np.asarray(low) <= functional.value).all()
+        assert (np.asarray(functional.value) <= high).all()
     assert np.abs(e.quantile(q).value - np.quantile(x, q)).max() < 5
 
 
@@ -699,9 +703,9 @@ def test_estimates_are_near_the_truth():
 def test_every_model_finds_the_distribution(model):
     reports, x = ages(200_000)
     grid = np.linspace(0, 120, 61)
-    found = dpk.estimate(reports, AGES, model=model).cdf(grid).value
+    cdf = dpk.estimate(reports, AGES, model=model).cdf(grid).value
     truth = np.searchsorted(np.sort(x), grid) / len(x)
-    assert np.abs(found - truth).mean() < (0.02 if model in ("ems", "none") else 0.01)
+    assert np.abs(cdf - truth).mean() < (0.02 if model in ("ems", "none") else 0.01)
 
 
 def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
@@ -723,9 +727,9 @@ def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
 @pytest.mark.quick("piecewise", "optimal")
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal"])
 def test_with_a_large_budget_it_is_numpy(name):
-    made = getattr(dpk, name)(epsilon=8.0, lower=-1.0, upper=3.0)
+    mechanism = getattr(dpk, name)(epsilon=8.0, lower=-1.0, upper=3.0)
     x = -1 + 4 * np.random.default_rng(2).beta(2, 3, 50_000)
-    e = dpk.estimate(dpk.perturb(x, made, key=KEY), made)
+    e = dpk.estimate(dpk.perturb(x, mechanism, key=KEY), mechanism)
     assert e.mean.value == pytest.approx(x.mean(), abs=2e-3)
     assert e.variance.value == pytest.approx(x.var(), rel=2e-2)
     assert e.quantile([0.25, 0.5, 0.75]).value == pytest.approx(np.quantile(x, [0.25, 0.5, 0.75]), abs=2e-2)
@@ -737,20 +741,20 @@ def test_with_a_large_budget_it_is_numpy(name):
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "sine-quartic", "central", "laplace"])
 def test_moments_are_unbiased(name):
     """Mean and variance over 400 releases of 5,000 (100 with noise), within five standard errors of the truth."""
-    made, runs = channel(name), 100 if name == "laplace" else 400
-    edges = np.linspace(made.lower, made.upper, 65)
+    channel, runs = make_channel(name), 100 if name == "laplace" else 400
+    edges = np.linspace(channel.lower, channel.upper, 65)
     middles, shares = (edges[1:] + edges[:-1]) / 2, np.diff(stats.beta.cdf(np.linspace(0, 1, 65), 2, 5))
     mean = shares @ middles
     variance = shares @ (middles**2 + (edges[1] - edges[0]) ** 2 / 12) - mean**2
-    q = made.matrix(edges, all_codes(made)) @ shares
-    found, counts = [], Counts(made)
+    q = channel.matrix(edges, all_codes(channel)) @ shares
+    estimates, counts = [], Counts(channel)
     for numbers in np.random.default_rng(8).multinomial(5000, q / q.sum(), size=runs):
         counts.numbers = numbers
         e = dpk.estimate(counts)
         # The noise's variance is 32 here, beside which that of the values is often cut off at 0: the mean alone.
-        found.append((e.mean.value, e.variance.value if name != "laplace" else variance))
-    error = np.std(found, axis=0) / runs**0.5
-    assert (np.abs(np.mean(found, axis=0) - (mean, variance)) <= 5 * error + (0, made.squares[1]) + 1e-12).all()
+        estimates.append((e.mean.value, e.variance.value if name != "laplace" else variance))
+    error = np.std(estimates, axis=0) / runs**0.5
+    assert (np.abs(np.mean(estimates, axis=0) - (mean, variance)) <= 5 * error + (0, channel.squares[1]) + 1e-12).all()
 
 
 @pytest.mark.thorough
@@ -846,8 +850,8 @@ def test_bad_input_is_refused(what):
 
 
 def test_two_point_reports_tell_the_mean_only():
-    made = dpk.duchi(epsilon=1.0, lower=0.0, upper=120.0)
-    e = dpk.estimate(dpk.perturb(ages()[1], made, key=KEY), made)
+    mechanism = dpk.duchi(epsilon=1.0, lower=0.0, upper=120.0)
+    e = dpk.estimate(dpk.perturb(ages()[1], mechanism, key=KEY), mechanism)
     assert e.mean.interval()[0] < e.mean.value
     for ask in (lambda: e.variance, lambda: e.cdf(3.0), lambda: e.quantile(0.5), lambda: e.histogram(4), lambda: e.gap):
         with pytest.raises(ValueError, match="the mean only"):
@@ -952,10 +956,10 @@ def test_too_few_reports_are_an_answer():
 
 def test_nothing_prints_more_than_a_line():
     e = estimated()
-    found = [e, e.mean, e.quantile([0.2, 0.5]), e.quantile(0.5), e.histogram(100), e.cdf(np.linspace(0, 100, 50))]
-    for one in [*found, e.likelihood, e.reports]:
-        assert len(repr(one)) < 200
-        assert "\n" not in repr(one)
+    results = [e, e.mean, e.quantile([0.2, 0.5]), e.quantile(0.5), e.histogram(100), e.cdf(np.linspace(0, 100, 50))]
+    for result in [*results, e.likelihood, e.reports]:
+        assert len(repr(result)) < 200
+        assert "\n" not in repr(result)
     assert format_number(113338.2) == "113,340"
     assert [format_number(x) for x in (0.0, -3.14159265, 91084.4, 0.001234567, 1e20)] == [
         "0",
@@ -968,10 +972,10 @@ def test_nothing_prints_more_than_a_line():
 
 def test_few_reports_of_which_many_distributions_are_as_likely_have_intervals():
     """The matrix of a Newton step is singular up to rounding; its Cholesky factor was not finite."""
-    made = dpk.piecewise(epsilon=4.0, lower=0.0, upper=100.0)
+    mechanism = dpk.piecewise(epsilon=4.0, lower=0.0, upper=100.0)
     reports = [-5.2038261433, 9.9377947418, 73.5536324881]
-    written = Counts(made).channel.written
+    written = Counts(mechanism).channel.written
     reports = written[np.abs(written[:, None] - reports).argmin(axis=0)]
-    low, high = dpk.estimate(reports, made).histogram(4).shares.interval(0.9)
+    low, high = dpk.estimate(reports, mechanism).histogram(4).shares.interval(0.9)
     assert np.isfinite([low, high]).all()
     assert (low <= high).all()

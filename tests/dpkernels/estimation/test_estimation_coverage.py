@@ -55,16 +55,16 @@ def held(made, law, n, seed, confidence):
     )
 
 
-def shares(made, law, n, runs, confidence=0.95):
-    return np.mean([held(made, law, n, seed, confidence) for seed in range(runs)], axis=0)
+def shares(mechanism, law, n, runs, confidence=0.95):
+    return np.mean([held(mechanism, law, n, seed, confidence) for seed in range(runs)], axis=0)
 
 
 @pytest.mark.thorough
 def test_intervals_hold_about_as_often_as_they_say():
     """The fast slice: 12 releases; half as wide as they should be, intervals would hold about 70 %."""
     mechanism, runs = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0), 12
-    found = shares(mechanism, "one hump", 100_000, runs)
-    assert (found >= stats.binom.ppf(ALARM, runs, 0.95) / runs).all(), dict(zip(NAMES, found, strict=True))
+    coverages = shares(mechanism, "one hump", 100_000, runs)
+    assert (coverages >= stats.binom.ppf(ALARM, runs, 0.95) / runs).all(), dict(zip(NAMES, coverages, strict=True))
 
 
 @pytest.mark.slow
@@ -80,9 +80,9 @@ def test_intervals_hold_about_as_often_as_they_say():
 )
 def test_intervals_hold_over_a_thousand_releases(name, epsilon, law, n):
     """95 % intervals in 93.5 % or more, and bands, but for what 1,000 releases leave to chance (1e-6)."""
-    runs, made = 1000, getattr(dpk, name)(epsilon=epsilon, lower=0.0, upper=1.0)
-    found = shares(made, law, n, runs)
-    assert (found >= stats.binom.ppf(ALARM, runs, 0.935) / runs).all(), dict(zip(NAMES, found, strict=True))
+    runs, mechanism = 1000, getattr(dpk, name)(epsilon=epsilon, lower=0.0, upper=1.0)
+    coverages = shares(mechanism, law, n, runs)
+    assert (coverages >= stats.binom.ppf(ALARM, runs, 0.935) / runs).all(), dict(zip(NAMES, coverages, strict=True))
 
 
 # Values of a few people, by their number.
@@ -100,8 +100,10 @@ def of_few(channel, x, runs, moments):
     """The shares of 95 % intervals that hold in releases of these values; NaN for one that few reports do not have."""
     rng, inputs = np.random.default_rng(7), np.unique(x)
     cumulated = np.cumsum(channel.probabilities(inputs, np.arange(len(channel.written))), axis=0)
-    columns = [rng.random(runs) * cumulated[-1, at] for at in np.searchsorted(inputs, x)]
-    codes = [np.searchsorted(cumulated[:, at], u) for at, u in zip(np.searchsorted(inputs, x), columns, strict=True)]
+    columns = [rng.random(runs) * cumulated[-1, index] for index in np.searchsorted(inputs, x)]
+    codes = [
+        np.searchsorted(cumulated[:, index], u) for index, u in zip(np.searchsorted(inputs, x), columns, strict=True)
+    ]
     hits = {name: [] for name in moments}
     for row in np.stack(codes, axis=1):
         counts = Counts(channel)
@@ -207,15 +209,15 @@ def spiked(name, runs, n=10_000):
 @pytest.mark.parametrize("name", SPIKES)
 def test_intervals_hold_beside_point_masses(name):
     """In 5 releases of 9 intervals each, of which 97 to 100 % hold; the smooth model's held in none of them."""
-    found = spiked(name, 5)
-    assert (found >= stats.binom.ppf(ALARM, 5, 0.95) / 5).all(), found
+    coverages = spiked(name, 5)
+    assert (coverages >= stats.binom.ppf(ALARM, 5, 0.95) / 5).all(), coverages
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SPIKES)
 def test_intervals_beside_point_masses_hold_over_500_releases(name):
-    found = spiked(name, 500)
-    assert (found >= stats.binom.ppf(ALARM, 500, 0.935) / 500).all(), found
+    coverages = spiked(name, 500)
+    assert (coverages >= stats.binom.ppf(ALARM, 500, 0.935) / 500).all(), coverages
 
 
 @functools.cache
@@ -232,9 +234,9 @@ def relations(a, b, confidence=0.95):
     """Values and intervals."""
     fit = dpk.least_squares(b, [a])
     low, high = fit.slopes.interval(confidence)
-    found = [dpk.covariance(a, b), dpk.correlation(a, b)]
-    values = [one.value for one in found] + [fit.slopes.value[0], fit.intercept.value]
-    ends = [one.interval(confidence) for one in found] + [(low[0], high[0]), fit.intercept.interval(confidence)]
+    moments = [dpk.covariance(a, b), dpk.correlation(a, b)]
+    values = [moment.value for moment in moments] + [fit.slopes.value[0], fit.intercept.value]
+    ends = [moment.interval(confidence) for moment in moments] + [(low[0], high[0]), fit.intercept.interval(confidence)]
     return np.array(values), np.array(ends)
 
 
@@ -243,9 +245,9 @@ def related(runs, n=100_000, epsilon=2.0):
     mechanism = dpk.piecewise(epsilon=epsilon, lower=0.0, upper=1.0)
     values, hits = [], []
     for seed in range(runs):
-        at = np.random.default_rng(seed).integers(0, len(a), n)
+        rows = np.random.default_rng(seed).integers(0, len(a), n)
         key = dpk.key_from_bytes(seed.to_bytes(32, "little"))
-        x, y = np.split(dpk.perturb(np.concatenate([a[at], b[at]]), mechanism, key=key), 2)
+        x, y = np.split(dpk.perturb(np.concatenate([a[rows], b[rows]]), mechanism, key=key), 2)
         value, ends = relations((x, mechanism), (y, mechanism))
         values.append(value)
         hits.append(covered(ends.T, truth))
@@ -300,8 +302,8 @@ def test_errors_of_relations_are_the_jackknifes():
     def relations(rows):
         column, other = (x[rows], mechanism), b[rows]
         fit = dpk.least_squares(other, [column])
-        found = [fit.intercept, dpk.covariance(column, other), dpk.correlation(column, other)]
-        pairs = [(fit.slopes.value[0], fit.slopes.error[0]), *((one.value, one.error) for one in found)]
+        moments = [fit.intercept, dpk.covariance(column, other), dpk.correlation(column, other)]
+        pairs = [(fit.slopes.value[0], fit.slopes.error[0]), *((moment.value, moment.error) for moment in moments)]
         return np.array(pairs).T
 
     _, errors, spread = jackknifed(relations, n)
@@ -334,18 +336,18 @@ def test_relations_of_perturbed_and_other_columns():
 @pytest.mark.parametrize("make", [dpk.piecewise, dpk.square_wave])
 def test_relations_of_rounded_reports_hold_what_rounding_moved(make):
     """Of narrow windows and two heaps of inputs: rounding moves their means, all in one direction each."""
-    rng, made = np.random.default_rng(3), make(epsilon=8.0, lower=0.0, upper=1.0)
+    rng, mechanism = np.random.default_rng(3), make(epsilon=8.0, lower=0.0, upper=1.0)
     x = 0.12 * rng.random(200_000) + 0.6 * rng.integers(0, 2, 200_000)
     y = 2 * x + 0.1 * rng.random(len(x))
-    reports = dpk.perturb(x, made, key=dpk.key_from_bytes(bytes(32)))
-    rounded = (reports.round(1), as_channel(made, decimals=1))
+    reports = dpk.perturb(x, mechanism, key=dpk.key_from_bytes(bytes(32)))
+    rounded = (reports.round(1), as_channel(mechanism, decimals=1))
     truth, _ = relations(x, y)
     _, ends = relations(rounded, y, 1 - ALARM)
     assert covered(ends.T, truth).all()
     with pytest.raises(ValueError, match="rounded too much"):
-        dpk.least_squares(y, [(reports.round(0), as_channel(made, decimals=0))])
+        dpk.least_squares(y, [(reports.round(0), as_channel(mechanism, decimals=0))])
     with pytest.raises(ValueError, match=r"a: .* rounded too much"):
-        dpk.correlation((reports.round(0), as_channel(made, decimals=0)), y)
+        dpk.correlation((reports.round(0), as_channel(mechanism, decimals=0)), y)
 
 
 BAD = {

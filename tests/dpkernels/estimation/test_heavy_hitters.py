@@ -83,14 +83,14 @@ def test_extensions_are_all_values(lengths):
 def test_frequent_words_are_found(split):
     x = values(30_000)
     plan = dpk.prefix_response(8.0 if split == "budget" else 4.0, 4, LETTERS, split=split)
-    found = plan.find(pd.DataFrame(plan.perturb(x, key=KEY)), most=8)
-    assert found.values[0] == "fig"
-    assert set(found.values[:4]) == {"fig", "figs", "", "kiwi"}
-    truth = np.array([(x == word).mean() for word in found.values])
-    assert (np.abs(found.shares - truth)[:4] < 6 * plan.standard_error(len(x)) + 0.03).all()
-    assert ((found.low <= truth) & (truth <= found.high)).all()
-    assert len(found.table()["share"]) == 8
-    assert found.about == ("people" if split == "budget" else "population")
+    hitters = plan.find(pd.DataFrame(plan.perturb(x, key=KEY)), most=8)
+    assert hitters.values[0] == "fig"
+    assert set(hitters.values[:4]) == {"fig", "figs", "", "kiwi"}
+    truth = np.array([(x == word).mean() for word in hitters.values])
+    assert (np.abs(hitters.shares - truth)[:4] < 6 * plan.standard_error(len(x)) + 0.03).all()
+    assert ((hitters.low <= truth) & (truth <= hitters.high)).all()
+    assert len(hitters.table()["share"]) == 8
+    assert hitters.about == ("people" if split == "budget" else "population")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_intervals_hold_together(split):
     hold = []
     for _ in range(400):
         x = rng.choice(8**4, 600, p=p)
-        found = plan.find(plan.perturb(x, key=dpk.key_from_bytes(rng.bytes(32))), most=20)
+        hitters = plan.find(plan.perturb(x, key=dpk.key_from_bytes(rng.bytes(32))), most=20)
         truth = p if split == "people" else np.bincount(x, minlength=8**4) / len(x)
-        hold.append(((found.low <= truth[found.values]) & (truth[found.values] <= found.high)).all())
+        hold.append(((hitters.low <= truth[hitters.values]) & (truth[hitters.values] <= hitters.high)).all())
     assert np.mean(hold) > 0.95 - 5 * math.sqrt(0.95 * 0.05 / len(hold))
 
 
@@ -183,11 +183,11 @@ def test_columns_of_reports_are_found_as_tables_are(container):
     assert plain.dtype == plan.report_dtype
     assert np.array_equal(plain, dpk.perturb(x, plan, key=KEY))
     level, report = plan.split_reports(plain.astype(np.int64))
-    found = plan.find(reports, most=6)
+    hitters = plan.find(reports, most=6)
     table = plan.find({"level": level, "report": report}, most=6)
-    assert found.values == table.values
-    assert set(found.values[:3]) <= {"fig", "figs", "", "kiwi"}
-    assert np.array_equal(found.low, table.low)
+    assert hitters.values == table.values
+    assert set(hitters.values[:3]) <= {"fig", "figs", "", "kiwi"}
+    assert np.array_equal(hitters.low, table.low)
     with pytest.raises(ValueError, match="row 4999 is no report"):
         plan.find(np.append(plain[:-1], plan.outcomes).astype(np.int64))
     with pytest.raises(ValueError, match="exact only"):
@@ -211,11 +211,11 @@ def test_codes_of_texts_are_their_digits(alphabet):
     texts = ["", first, last * 3, first + last, last * 4, first + "?", "?", "\0", first + "\0" + first, last + "\ud800"]
     base = len(alphabet) + 1
     wanted = [0, base**2, base**3 - 1, base**2 + (base - 1) * base]
-    for one, good in ((plan, 4), (cut, 5)):
-        codes, known = one.codes_of_texts(texts)
+    for tested_plan, good in ((plan, 4), (cut, 5)):
+        codes, known = tested_plan.codes_of_texts(texts)
         assert known.tolist() == [True] * good + [False] * (len(texts) - good)
         assert codes[:4].tolist() == wanted
-        assert one.codes_of_texts([])[0].tolist() == []
+        assert tested_plan.codes_of_texts([])[0].tolist() == []
     assert cut.codes_of_texts([last * 4])[0].tolist() == [base**3 - 1]
 
 

@@ -95,8 +95,8 @@ def test_a_first_root_holds_and_nothing_on_the_grid_before_it_does(turn, half, c
 @MANY
 @given(near, st.floats(1e-3, 1e3), st.floats(0.0, 1.0), st.integers(1, 4))
 def test_the_minimum_of_a_valley_is_found(low, width, share, power):
-    place = low + share * width
-    found = solve.minimum(lambda x, _: abs(x - place) ** power, (), low, low + width, rtol=1e-9)
-    assert low <= found <= low + width
+    x0 = low + share * width
+    minimum = solve.minimum(lambda x, _: abs(x - x0) ** power, (), low, low + width, rtol=1e-9)
+    assert low <= minimum <= low + width
     # Flat valleys are known to the power-th root of the smallest number that counts: here next to 0.
-    assert abs(found - place) <= 1e-7 * width + 4 * math.ulp(abs(low) + width)
+    assert abs(minimum - x0) <= 1e-7 * width + 4 * math.ulp(abs(low) + width)

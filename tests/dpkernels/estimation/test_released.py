@@ -32,29 +32,29 @@ def certificate(made):
     return NoiseCertificate(1.0, 0.5, 1.0, 1, Fraction(1, 2), made)
 
 
-def codes_of(made, n):
+def codes_of(noise_table, n):
     """(code of the release, probability) for an input of grain n: every r, with the words that make it, and code."""
-    found = {}
-    for r in range(made.points_per_bin):
-        words = -(-(r + 1) * WORD // made.points_per_bin) - -(-r * WORD // made.points_per_bin)
-        for j, weight in enumerate(made.outcomes):
-            k = (n + r) // made.points_per_bin + made.first + j
-            found[k] = found.get(k, 0) + Fraction(words * weight, WORD << made.bits)
-    assert sum(found.values()) == 1
-    return [(k, p) for k, p in found.items() if p]
+    probabilities = {}
+    for r in range(noise_table.points_per_bin):
+        words = -(-(r + 1) * WORD // noise_table.points_per_bin) - -(-r * WORD // noise_table.points_per_bin)
+        for j, weight in enumerate(noise_table.outcomes):
+            k = (n + r) // noise_table.points_per_bin + noise_table.first + j
+            probabilities[k] = probabilities.get(k, 0) + Fraction(words * weight, WORD << noise_table.bits)
+    assert sum(probabilities.values()) == 1
+    return [(k, p) for k, p in probabilities.items() if p]
 
 
-def missed(made, n, interval):
+def missed(noise_table, n, interval):
     """The probabilities that the interval of a released value is above, and below, the input n g."""
-    x, above, below = n * Fraction(2) ** made.grid_log2, Fraction(0), Fraction(0)
-    for k, p in codes_of(made, n):
-        low, high = interval(k * made.bin_width)
+    x, above, below = n * Fraction(2) ** noise_table.grid_log2, Fraction(0), Fraction(0)
+    for k, p in codes_of(noise_table, n):
+        low, high = interval(k * noise_table.bin_width)
         above, below = above + p * (low > x), below + p * (high < x)
     return above, below
 
 
-def exactly(made, level):
-    a, b = module.interval_reaches(made, (1 - Fraction(str(level))) / 2)
+def exactly(noise_table, level):
+    a, b = module.interval_reaches(noise_table, (1 - Fraction(str(level))) / 2)
     return lambda y: (y - a, y + b)
 
 
@@ -63,32 +63,32 @@ def exactly(made, level):
 @pytest.mark.parametrize("grains", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_one_value_is_covered_and_the_interval_is_that_of_both_tests(grains, seed):
-    made = table(seed, points_per_bin=grains)
+    noise_table = table(seed, points_per_bin=grains)
     for level in LEVELS:
-        interval, tail = exactly(made, level), (1 - Fraction(str(level))) / 2
+        interval, tail = exactly(noise_table, level), (1 - Fraction(str(level))) / 2
         for n in range(-grains, grains + 1):
-            assert max(missed(made, n, interval)) <= tail
+            assert max(missed(noise_table, n, interval)) <= tail
         # Of the released value 0 those grains are left out at which a tail probability is at most the bound.
-        low, high = (end / Fraction(2) ** made.grid_log2 for end in interval(Fraction(0)))
+        low, high = (end / Fraction(2) ** noise_table.grid_log2 for end in interval(Fraction(0)))
         for n in range(-12 * grains, 12 * grains):
-            above = sum(p for k, p in codes_of(made, n) if k >= 0)
-            below = sum(p for k, p in codes_of(made, n) if k <= 0)
+            above = sum(p for k, p in codes_of(noise_table, n) if k >= 0)
+            below = sum(p for k, p in codes_of(noise_table, n) if k <= 0)
             assert (low < n < high) == (min(above, below) > tail)
 
 
 def test_an_interval_without_the_rounding_of_the_input_is_caught():
     """The planted fault: quantiles of the noise alone miss inputs between two cells more often than they may."""
-    made, worst = table(0, points_per_bin=8), Fraction(0)
+    noise_table, worst = table(0, points_per_bin=8), Fraction(0)
     for level in LEVELS:
         tail = (1 - Fraction(str(level))) / 2
-        cumulated = np.cumsum(made.outcomes)
-        first = made.first + int(np.searchsorted(cumulated, float(tail) * made.total, side="right"))
-        last = made.first + int(np.searchsorted(cumulated, (1 - float(tail)) * made.total))
+        cumulated = np.cumsum(noise_table.outcomes)
+        first = noise_table.first + int(np.searchsorted(cumulated, float(tail) * noise_table.total, side="right"))
+        last = noise_table.first + int(np.searchsorted(cumulated, (1 - float(tail)) * noise_table.total))
 
         def naive(y, first=first, last=last):
-            return y - last * made.bin_width, y - first * made.bin_width
+            return y - last * noise_table.bin_width, y - first * noise_table.bin_width
 
-        worst = max(worst, *(max(missed(made, n, naive)) - tail for n in range(9)))
+        worst = max(worst, *(max(missed(noise_table, n, naive)) - tail for n in range(9)))
     assert worst > 0
 
 
@@ -110,19 +110,23 @@ NOISES = {
 def test_mechanisms_cover_their_inputs(name, level):
     """All codes of the certified table, at inputs on and between cells: at least the level, and hardly more."""
     mechanism = NOISES[name]
-    made = dpk.exact_sampler(mechanism).certificate.table
-    codes, weights = made.first + np.arange(made.codes), made.weights / 2.0**made.bits
-    grain = 2.0**made.grid_log2
+    noise_table = dpk.exact_sampler(mechanism).certificate.table
+    codes, weights = noise_table.first + np.arange(noise_table.codes), noise_table.weights / 2.0**noise_table.bits
+    grain = 2.0**noise_table.grid_log2
     lattice = name == "vector"
     for n in (
         0,
-        *([] if lattice else [1, made.points_per_bin // 2, 5 * made.points_per_bin + made.points_per_bin // 3]),
+        *(
+            []
+            if lattice
+            else [1, noise_table.points_per_bin // 2, 5 * noise_table.points_per_bin + noise_table.points_per_bin // 3]
+        ),
     ):
-        q, f = divmod(n, made.points_per_bin)
-        up = (f << 32) // made.points_per_bin / WORD
+        q, f = divmod(n, noise_table.points_per_bin)
+        up = (f << 32) // noise_table.points_per_bin / WORD
         held = 0.0
         for position, share in ((q, 1 - up), (q + 1, up)):
-            y = (codes + position) * float(made.bin_width)
+            y = (codes + position) * float(noise_table.bin_width)
             y = np.broadcast_to(y[:, None], (len(y), 3)) if lattice else y
             low, high = dpk.confidence_interval(y, mechanism, level)
             inside = (low <= n * grain) & (n * grain <= high)
@@ -158,7 +162,7 @@ def outcomes(values):
 
 
 def released(values, ys):
-    return [dpk.released_values(y, certificate(made)) for y, (made, _) in zip(ys, values, strict=True)]
+    return [dpk.released_values(y, certificate(noise_table)) for y, (noise_table, _) in zip(ys, values, strict=True)]
 
 
 def truths(values):
@@ -226,8 +230,8 @@ def test_ratios_are_covered(name):
 
 
 def test_quantiles_of_histograms_are_covered():
-    made = table(0, codes=5, points_per_bin=1)
-    values, edges = [(made, 8), (made, 3), (made, 6)], [0.0, 1.0, 2.0, 3.0]
+    noise_table = table(0, codes=5, points_per_bin=1)
+    values, edges = [(noise_table, 8), (noise_table, 3), (noise_table, 6)], [0.0, 1.0, 2.0, 3.0]
     shares = np.cumsum(truths(values)) / sum(truths(values))
     for p in (0.3, 0.6):
         inside = int(np.searchsorted(shares, p))  # the bin of the true quantile
@@ -238,9 +242,9 @@ def test_quantiles_of_histograms_are_covered():
             under += probability * (high <= edges[inside])
         assert max(over, under) <= Fraction(1, 10)
     big = dpk.released_values(np.array([100.0, 500.0, 300.0, 100.0]), dpk.laplace(epsilon=1.0, sensitivity=1.0))
-    found = dpk.histogram_quantile(big, [*edges, 4.0], 0.35)
-    assert found.interval() == (1.0, 2.0)
-    assert found.value == pytest.approx(1.5)
+    quantile = dpk.histogram_quantile(big, [*edges, 4.0], 0.35)
+    assert quantile.interval() == (1.0, 2.0)
+    assert quantile.value == pytest.approx(1.5)
 
 
 def test_a_combination_whose_input_rounding_is_forgotten_is_caught(monkeypatch):
@@ -257,19 +261,19 @@ def test_a_combination_whose_input_rounding_is_forgotten_is_caught(monkeypatch):
 
 def test_sums_by_transform_are_within_their_slack():
     """Against convolutions of Python's integers."""
-    made = table(2, codes=31)
+    noise_table = table(2, codes=31)
     for count in (2, 3, 7):
         weights = [1]
         for _ in range(count):
-            product = [0] * (len(weights) + made.codes - 1)
+            product = [0] * (len(weights) + noise_table.codes - 1)
             for i, a in enumerate(weights):
-                for j, b in enumerate(made.outcomes):
+                for j, b in enumerate(noise_table.outcomes):
                     product[i + j] += a * b
             weights = product
-        exact = [sum(weights[j:]) / (1 << made.bits * count) for j in range(len(weights))]
-        noise = CombinedNoise.from_noises([repeated_sum(made, count)])
+        exact = [sum(weights[j:]) / (1 << noise_table.bits * count) for j in range(len(weights))]
+        noise = CombinedNoise.from_noises([repeated_sum(noise_table, count)])
         for j, p in enumerate(exact):
-            bound = noise.tail(count * made.first + j)
+            bound = noise.tail(count * noise_table.first + j)
             assert p <= bound <= p * (1 + 1e-8) + 2 * noise.slack
         assert noise.slack < 1e-10
 
@@ -307,8 +311,8 @@ def test_values_that_share_their_noise_are_known_to():
     assert ((a + b) / (a + b)).interval() == pytest.approx((1.0, 1.0), abs=1e-6)
     assert (a - b).value == 6.0
     # Counts are whole, and so are sums of theirs.
-    for one in (a + b, a - 3 * b, a - 0.5):
-        assert [float(end - one.value).is_integer() for end in one.interval()] == [True, True]
+    for value in (a + b, a - 3 * b, a - 0.5):
+        assert [float(end - value.value).is_integer() for end in value.interval()] == [True, True]
     array = dpk.released_values(np.arange(6.0).reshape(2, 3), NOISES["discrete"])
     assert array.sum().value == 15.0
     assert (np.array([1.0, 2.0, 3.0]) @ array[1]).value == 26.0

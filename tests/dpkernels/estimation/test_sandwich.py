@@ -24,6 +24,6 @@ def test_errors_of_least_squares_are_the_sandwich_with_its_correction_for_degree
 @pytest.mark.parametrize("n", [2, 3, 8])
 def test_the_covariance_of_a_few_rows_is_unbiased(n):
     a, b = np.random.default_rng(n).normal(size=(2, n))
-    found, each = dpk.covariance(a, b), (a - a.mean()) * (b - b.mean())
-    assert found.value == pytest.approx(np.cov(a, b)[0, 1], rel=1e-12)
-    assert found.error == pytest.approx(each.std(ddof=1) / np.sqrt(n), rel=1e-12)
+    moment, products = dpk.covariance(a, b), (a - a.mean()) * (b - b.mean())
+    assert moment.value == pytest.approx(np.cov(a, b)[0, 1], rel=1e-12)
+    assert moment.error == pytest.approx(products.std(ddof=1) / np.sqrt(n), rel=1e-12)

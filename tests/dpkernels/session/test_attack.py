@@ -65,8 +65,8 @@ STATISTICS = {
 
 def tables(rows):
     columns = ROWS, {name: [*ROWS[name], *EXTRA[name]] for name in ROWS}
-    made = [Table.open({name: np.array(column, object) for name, column in each.items()}) for each in columns]
-    for table in made:
+    opened = [Table.open({name: np.array(column, object) for name, column in data.items()}) for data in columns]
+    for table in opened:
         table.bound_rows("id", rows, SECRET)
     # What counts never changes; the table of what counts is smaller.
     return [
@@ -75,7 +75,7 @@ def tables(rows):
             table.persons[table.counted],
             table.counted[table.counted],
         )
-        for table in made
+        for table in opened
     ]
 
 
@@ -103,9 +103,13 @@ def released(statistic, table, rows, count, seed):
 
 def excess_of(samples, true):
     """Return whether some half-line of a projection is too likely in one of two samples of shape (count, values)."""
-    nearer = [sum(sign * np.abs(each - center).sum(1) for sign, center in zip((1, -1), true, strict=True))
-              for each in samples]  # fmt: skip
-    projections = nearer, [each.sum(1) for each in samples], *([each[:, k] for each in samples] for k in (0, -1))
+    nearer = [sum(sign * np.abs(sample - center).sum(1) for sign, center in zip((1, -1), true, strict=True))
+              for sample in samples]  # fmt: skip
+    projections = (
+        nearer,
+        [sample.sum(1) for sample in samples],
+        *([sample[:, k] for sample in samples] for k in (0, -1)),
+    )
     return any(excess_found(*pair) or excess_found(*pair[::-1]) for pair in projections)
 
 
@@ -197,16 +201,18 @@ def test_no_event_tells_of_a_person_in_a_million_draws(name):
 
 @pytest.mark.parametrize("name", ["count", "mean"])
 def test_noise_of_two_thirds_is_caught(name, monkeypatch):
-    own = noise_sampler
+    original = noise_sampler
     monkeypatch.setattr(ManyDraws, "draws", 20_000)
-    monkeypatch.setitem(globals(), "noise_sampler", lambda lattice, epsilon, size: own(lattice, 1.5 * epsilon, size))
+    monkeypatch.setitem(
+        globals(), "noise_sampler", lambda lattice, epsilon, size: original(lattice, 1.5 * epsilon, size)
+    )
     assert attack_of_draws(name, 3)
 
 
 def test_noise_for_one_row_of_a_person_is_caught(monkeypatch):
-    own = Lattice.for_sums
+    original = Lattice.for_sums
     monkeypatch.setattr(ManyDraws, "draws", 20_000)
-    monkeypatch.setattr(Lattice, "for_sums", staticmethod(lambda rows, *a, **o: own(1, *a, **o)))
+    monkeypatch.setattr(Lattice, "for_sums", staticmethod(lambda rows, *a, **o: original(1, *a, **o)))
     assert attack_of_draws("count", 3)
 
 
@@ -337,10 +343,10 @@ def test_no_set_of_keys_tells_of_a_person(name, few_draws):
 @pytest.mark.lengthy
 @pytest.mark.parametrize("fault", ["noise of two thirds", "noise for one key of three"])
 def test_noise_of_keys_that_is_too_narrow_is_caught(fault, few_draws, monkeypatch):
-    own = statistic_module.key_count_sampler
+    original = statistic_module.key_count_sampler
     faults = {
-        "noise of two thirds": lambda epsilon, delta, groups: own(1.5 * epsilon, delta, groups),
-        "noise for one key of three": lambda epsilon, delta, groups: own(epsilon, delta, 1),
+        "noise of two thirds": lambda epsilon, delta, groups: original(1.5 * epsilon, delta, groups),
+        "noise for one key of three": lambda epsilon, delta, groups: original(epsilon, delta, 1),
     }
     monkeypatch.setattr(statistic_module, "key_count_sampler", faults[fault])
     assert attack_of_keys("crowded")
@@ -348,16 +354,16 @@ def test_noise_of_keys_that_is_too_narrow_is_caught(fault, few_draws, monkeypatc
 
 @pytest.mark.lengthy
 def test_a_threshold_of_keys_that_is_one_too_low_is_caught(few_draws, monkeypatch):
-    own = ReadOnce.add_bounded_noise
-    monkeypatch.setattr(ReadOnce, "add_bounded_noise", lambda *arguments: own(*arguments) + 1)
+    original = ReadOnce.add_bounded_noise
+    monkeypatch.setattr(ReadOnce, "add_bounded_noise", lambda *arguments: original(*arguments) + 1)
     assert attack_of_keys("one own")
 
 
 @pytest.mark.lengthy
 @pytest.mark.parametrize("is_faulty", [False, True])
 def test_private_bounds_tell_of_a_person_only_if_noise_is_for_one_row_of_three(is_faulty, monkeypatch):
-    own = bounds.bounds_lattice
+    original = bounds.bounds_lattice
     monkeypatch.setattr(ReadOnce, "draws", 10_000)
     if is_faulty:
-        monkeypatch.setattr(bounds, "bounds_lattice", lambda rows, epsilon: own(1, epsilon))
+        monkeypatch.setattr(bounds, "bounds_lattice", lambda rows, epsilon: original(1, epsilon))
     assert attack_of_bounds("crowded", 3) == is_faulty

@@ -368,8 +368,8 @@ def tasks_of_this_process(monkeypatch):
 def check_datasets(ray, monkeypatch, dataset):
     """Partial sums, places and pairs are joined; a session's secret and noise are not sent to tasks."""
     sent = []
-    own = ray.put
-    monkeypatch.setattr(ray, "put", lambda value: own(sent.append(value) or value))
+    original = ray.put
+    monkeypatch.setattr(ray, "put", lambda value: original(sent.append(value) or value))
     check_same(lambda: dataset(parts()))
     check_same(lambda: dataset([TABLE.slice(start, 300) for start in range(0, N, 300)] + [TABLE.slice(0, 0)]))
     assert sent

@@ -139,8 +139,10 @@ def test_intervals_cover_in_many_releases(name, epsilon):
 @pytest.mark.parametrize("name", RATIOS)
 def test_many_releases_at_once_are_those_of_sessions(name, monkeypatch):
     """Of intervals whose noise is that of a fixed key."""
-    own, key = dpk.perturb, dpk.key_from_bytes(bytes(range(32)))
-    monkeypatch.setattr(dpk, "perturb", lambda values, sampler, key=None, fixed=key: own(values, sampler, key=fixed))
+    original, key = dpk.perturb, dpk.key_from_bytes(bytes(range(32)))
+    monkeypatch.setattr(
+        dpk, "perturb", lambda values, sampler, key=None, fixed=key: original(values, sampler, key=fixed)
+    )
     run = ManyReleases(Table.open(SMALL), 1, 1, bytes(32))
     ends = RATIOS[name].release(run, 1.0, 0.0).interval(0.95)
     for end, other in zip(ends, RELEASES[name](Session(SMALL, epsilon=1.0), 1.0).interval(0.95), strict=True):
@@ -148,7 +150,7 @@ def test_many_releases_at_once_are_those_of_sessions(name, monkeypatch):
 
 
 def test_intervals_of_a_lower_confidence_are_caught(monkeypatch):
-    own = Result.interval
-    monkeypatch.setattr(Result, "interval", lambda self, confidence: own(self, confidence - 0.15))
+    original = Result.interval
+    monkeypatch.setattr(Result, "interval", lambda self, confidence: original(self, confidence - 0.15))
     with pytest.raises(AssertionError):
         check_coverage("count", 0.3, 300)

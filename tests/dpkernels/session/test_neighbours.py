@@ -95,11 +95,11 @@ class Recorder(Run):
 def scores_are_kept(monkeypatch):
     """What a choice is made of: the rows and the probability. No tables of noise are made."""
     monkeypatch.setattr("dpkernels.session.statistic.noise_sampler", lambda *_: SAMPLER)
-    own = quantiles.quantile_scores
+    original = quantiles.quantile_scores
 
     def keeping(counts, probability, points):
         Recorder.members, Recorder.probability = np.repeat(counts.values, counts.counts), probability
-        return own(counts, probability, points)
+        return original(counts, probability, points)
 
     monkeypatch.setattr(quantiles, "quantile_scores", keeping)
 
@@ -157,11 +157,11 @@ def check_neighbours(one, other, most, groups):
         else:
             (places, share, points, epsilon), (others, *rest) = a, b
             assert rest == [share, points, epsilon]
-            at = sorted(
+            compared_points = sorted(
                 {0, points - 1, *places.tolist(), *others.tolist(), *(places + 1).tolist(), *(others + 1).tolist()}
             )
             first, second = scores_of(places, share, points), scores_of(others, share, points)
-            moved = max(abs(first(y) - second(y)) for y in at if y < points)
+            moved = max(abs(first(y) - second(y)) for y in compared_points if y < points)
             yield 2 * epsilon * moved
     yield 0
 
@@ -259,9 +259,9 @@ def test_values_that_are_not_clipped_are_caught(monkeypatch):
 
 def test_a_person_with_many_rows_who_is_not_bounded_is_caught(monkeypatch):
     def unbounded(table, person, rows, secret):
-        own(table, person, 1 << 20, secret)
+        original(table, person, 1 << 20, secret)
 
-    own = Table.bound_rows
+    original = Table.bound_rows
     monkeypatch.setattr(Table, "bound_rows", unbounded)
     for statistic in (Count(), Mean("age", 0, 90), Count(by=BY)):
         with pytest.raises(AssertionError):
@@ -278,10 +278,10 @@ def test_rows_that_are_chosen_by_their_place_are_caught(monkeypatch):
 
 
 def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):
-    own = sums.Lattice.for_sums
+    original = sums.Lattice.for_sums
 
     def one_group(rows, epsilon, groups, weights, *, counts):
-        return own(1, epsilon, groups, weights, counts=counts)
+        return original(1, epsilon, groups, weights, counts=counts)
 
     monkeypatch.setattr(sums.Lattice, "for_sums", staticmethod(one_group))
     with pytest.raises(AssertionError):
@@ -289,18 +289,20 @@ def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):
 
 
 def test_keys_of_a_person_that_are_not_bounded_are_caught(monkeypatch):
-    own = Run._count_persons
-    monkeypatch.setattr(Run, "_count_persons", lambda self, name, read, most, stated: own(self, name, read, 99, stated))
+    original = Run._count_persons
+    monkeypatch.setattr(
+        Run, "_count_persons", lambda self, name, read, most, stated: original(self, name, read, 99, stated)
+    )
     with pytest.raises(AssertionError):
         attack(Count(by={"plan": "found"}), seed=1, tables_=60)
 
 
 def test_weights_that_are_rounded_one_by_one_are_caught(monkeypatch):
     """Three weights rounded to a coarse lattice move it by more than a row's share; the sensitivity includes that."""
-    own = sums.Lattice.for_sums
+    original = sums.Lattice.for_sums
 
     def without(rows, epsilon, groups, weights, *, counts):
-        lattice = own(rows, epsilon, groups, weights, counts=counts)
+        lattice = original(rows, epsilon, groups, weights, counts=counts)
         return dataclasses.replace(lattice, sensitivity=rows << -lattice.log2) if lattice.log2 < 0 else lattice
 
     monkeypatch.setattr(sums.Lattice, "for_sums", staticmethod(without))
@@ -310,11 +312,11 @@ def test_weights_that_are_rounded_one_by_one_are_caught(monkeypatch):
 
 @pytest.mark.lengthy
 def test_a_quantile_that_charges_one_level_is_caught(monkeypatch):
-    own = quantiles._quantile
+    original = quantiles._quantile
     monkeypatch.setattr(
         quantiles,
         "_quantile",
-        lambda places, share, points, epsilon, own_run: own(places, share, points, 3 * epsilon, own_run),
+        lambda places, share, points, epsilon, own_run: original(places, share, points, 3 * epsilon, own_run),
     )
     worst = attack(Quantiles("age", 0, 90, (0.2, 0.5, 0.7), interval_share=0), seed=5, tables_=150)
     assert worst > 1
@@ -350,9 +352,9 @@ def test_rounding_adds_what_the_lattice_says(rows, epsilon, weights):
             unit = 1 if counts else sums.UNIT
             if weights == 1:
                 signs = rng.choice([1, -1]) if not counts else 1
-                own = np.full((rows, 1), unit) * signs
+                contributions = np.full((rows, 1), unit) * signs
             else:
-                own = np.array(sums.partition(rng.dirichlet(np.full(weights, 0.1), rows).T), np.int64).T
+                contributions = np.array(sums.partition(rng.dirichlet(np.full(weights, 0.1), rows).T), np.int64).T
             after = base.copy()
-            np.add.at(after, codes, own)
+            np.add.at(after, codes, contributions)
             assert np.abs(lattice.rounded(after) - lattice.rounded(base)).sum() <= lattice.sensitivity

@@ -127,10 +127,10 @@ def test_every_kind_of_data_has_the_same_results(name, files):
     data = KINDS.get(name, files.get(name))
     sessions = [of(each, person="id", rows_per_person=1) for each in (PEOPLE, data)]
     for release in (ALL["count"], ALL["mean"], ALL["quantiles"], ALL["count by"]):
-        one, other = (release(each) for each in sessions)
-        assert np.array_equal(one.value, other.value)
+        expected, result = (release(each) for each in sessions)
+        assert np.array_equal(expected.value, result.value)
     kinds = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.Table, "csv": pa.Table, "dict": dict}
-    assert isinstance(other.table(), kinds.get(name, object))
+    assert isinstance(result.table(), kinds.get(name, object))
 
 
 @pytest.mark.parametrize(
@@ -447,8 +447,8 @@ def test_every_release_is_charged(tmp_path):
 
 
 def test_three_sums_that_are_charged_once_are_caught(monkeypatch):
-    own = Session._charge
-    monkeypatch.setattr(Session, "_charge", lambda s, cost, label: own(s, cost, label) if not s._entries else "")
+    original = Session._charge
+    monkeypatch.setattr(Session, "_charge", lambda s, cost, label: original(s, cost, label) if not s._entries else "")
     s = of()
     for _ in range(3):
         s.sum("age", 0, 95, epsilon=0.25)
@@ -624,10 +624,10 @@ def test_a_report_has_plain_numbers():
 
 def test_operands_have_half_of_the_risk_each():
     s = of()
-    one, other = s.count(epsilon=0.5), s.sum("age", 0, 95, epsilon=0.5)
-    (a, b), (c, d) = one.interval(0.95), other.interval(0.95)
-    assert (one - other).interval(0.9) == (a - d, b - c)
-    assert (one + 3).interval(0.95) == (a + 3, b + 3)
+    count, total = s.count(epsilon=0.5), s.sum("age", 0, 95, epsilon=0.5)
+    (a, b), (c, d) = count.interval(0.95), total.interval(0.95)
+    assert (count - total).interval(0.9) == (a - d, b - c)
+    assert (count + 3).interval(0.95) == (a + 3, b + 3)
 
 
 def test_arithmetic_keeps_intervals():
@@ -743,12 +743,12 @@ def test_a_report_does_not_say_whether_anybody_has_a_key(cells, tmp_path):
 def test_a_key_of_one_person_is_found_only_at_the_largest_noise(monkeypatch):
     """Its probability is then at most delta; and 0 without the person, as that of the key that nobody has."""
     (below, at) = (lambda sampler, lost=lost: sampler.certificate.highest - lost for lost in (1, 0))
-    for noise, found in ((below, []), (at, ["x"])):
+    for noise, keys in ((below, []), (at, ["x"])):
         monkeypatch.setattr(
             Run, "add_bounded_noise", lambda self, counts, sampler, label, noise=noise: counts + noise(sampler)
         )
         s = of({"plan": ["x"]}, delta=1e-5)
-        assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == found
+        assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == keys
 
 
 def test_private_bounds_are_near_the_values_of_a_thousand_people():

@@ -24,15 +24,15 @@ def test_tails_are_bounded_from_above(sensitivity, epsilon, coefficients):
         points, masses = (points[:, None] + c * codes).ravel(), (masses[:, None] * weights).ravel()
     order = np.argsort(points)
     points, tails = points[order], np.cumsum(masses[order][::-1])[::-1]
-    at = np.unique(np.quantile(points, np.linspace(0.5, 1, 60)))
-    true = tails[np.searchsorted(points, at - 1e-9)]
+    distances = np.unique(np.quantile(points, np.linspace(0.5, 1, 60)))
+    true = tails[np.searchsorted(points, distances - 1e-9)]
     size = np.abs(coefficients).sum()
-    scales = np.broadcast_to(noisy.scale * np.array(coefficients), (len(at), len(coefficients)))
-    bound = ratios.laplace_tail(at - size, scales)
+    scales = np.broadcast_to(noisy.scale * np.array(coefficients), (len(distances), len(coefficients)))
+    bound = ratios.laplace_tail(distances - size, scales)
     assert (bound >= true - 1e-6).all()
-    inside = (true > 1e-4) & (true < 0.3)
-    assert sensitivity == 1 or (ratios.laplace_tail(at, scales)[inside] < 1.25 * true[inside]).all()
-    narrow = ratios.laplace_tail(at - size, 0.9 * scales)
+    is_compared = (true > 1e-4) & (true < 0.3)
+    assert sensitivity == 1 or (ratios.laplace_tail(distances, scales)[is_compared] < 1.25 * true[is_compared]).all()
+    narrow = ratios.laplace_tail(distances - size, 0.9 * scales)
     assert (narrow < true - 1e-6).any() or sensitivity == 1, "noise that is 10 % narrower fails"
 
 
@@ -40,9 +40,9 @@ def test_tails_are_bounded_from_above(sensitivity, epsilon, coefficients):
 def test_a_ratio_of_sums_without_noise_is_the_statistic(ratio):
     x = np.random.default_rng(3).uniform(0, 1, 5000)
     weights = (x, 1 - x) if ratio is Mean.ratio else ((1 - x) ** 2, 2 * x * (1 - x), x**2)
-    whole = np.sum(sums.partition(weights), 1)[None] / sums.UNIT
+    totals = np.sum(sums.partition(weights), 1)[None] / sums.UNIT
     lattice = sums.Lattice(0, 0, 1)
-    noisy = sums.NoisySums(whole, lattice, sums.noise_sampler(lattice, 10.0, 1))
+    noisy = sums.NoisySums(totals, lattice, sums.noise_sampler(lattice, 10.0, 1))
     true = x.mean() if ratio is Mean.ratio else x.var()
     assert ratio.value(noisy)[0] == pytest.approx(true, rel=1e-8)
     low, high = ratio.bounds(noisy, 0.95)
@@ -56,8 +56,8 @@ def test_an_interval_of_a_ratio_covers_it_for_coarse_noise_too(confidence):
     sampler = sums.noise_sampler(lattice, 1.0, 1)
     table = sampler.certificate.table.finite
     codes, weights = np.arange(table.first, table.last + 1), table.weights / 2.0**table.bits
-    near = np.abs(codes) <= 14
-    codes, weights = codes[near], weights[near]
+    is_near = np.abs(codes) <= 14
+    codes, weights = codes[is_near], weights[is_near]
     first, second = (grid.ravel() for grid in np.meshgrid(codes, codes, indexing="ij"))
     noisy = sums.NoisySums(true + np.stack([first, second], 1), lattice, sampler)
     low, high = Mean.ratio.bounds(noisy, confidence)
