@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 
+_cached_partial = cache(partial)  # One object for equal arguments, so that equal objectives compile once.
 _NODES, _WEIGHTS = gauss_legendre(2)
 # Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
 _INPUTS = np.linspace(0.0, 1.0, 33)
@@ -330,12 +331,8 @@ def _estimated_true_positive_rate(risks: Risks, false_positive_rate: Real) -> Re
 def _of_guarantee(
     estimate: Callable[..., Real], bound: Callable[..., Real], releases: Releases | None, name: str, *numbers: Real
 ) -> Objective:
-    return Objective(_risk(estimate, releases), name, numbers=numbers, power=0, bound=_risk(bound, releases))
-
-
-@cache  # One object for each, so that equal objectives compile once.
-def _risk(risk: Callable[..., Real], releases: Releases | None) -> Callable[..., Real]:
-    return partial(_evaluate_risk, risk, releases)
+    evaluate_estimate, evaluate_bound = (_cached_partial(_evaluate_risk, risk, releases) for risk in (estimate, bound))
+    return Objective(evaluate_estimate, name, numbers=numbers, power=0, bound=evaluate_bound)
 
 
 def _evaluate_risk(risk: Callable[..., Real], releases: Releases | None, mechanism: object, *numbers: Real) -> Real:
@@ -365,14 +362,10 @@ def _of_inputs(
     function: Callable[..., Real], name: str, sign: int, x: Real | None, *numbers: Real, power: int
 ) -> Objective:
     if x is None:
-        return Objective(_worst_case(function, sign), f"{name} at the worst input", sign, numbers, power=power)
+        worst = _cached_partial(_evaluate_at_worst, function, sign)
+        return Objective(worst, f"{name} at the worst input", sign, numbers, power=power)
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
     return Objective(function, name, sign, (x, *numbers), power=power, places=1)
-
-
-@cache  # One object for each, so that equal objectives compile once.
-def _worst_case(function: Callable[..., Real], sign: int) -> Callable[..., Real]:
-    return partial(_evaluate_at_worst, function, sign)
 
 
 def _evaluate_at_worst(function: Callable[..., Real], sign: int, mechanism: object, *numbers: Real) -> Real:

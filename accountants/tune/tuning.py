@@ -197,7 +197,7 @@ def pareto_front(
         raise ValueError(f"objectives: {objectives!r}; a list of two is needed")
     first, second = map(as_objective, objectives)
     family = checked(family).for_error(first.theta)
-    search: Any = partial(best, family, starts=starts, turns=turns, optimizer=optimizer)
+    search = partial(best, family, starts=starts, turns=turns, optimizer=optimizer)
     side = "at_most" if second.sign > 0 else "at_least"
 
     def value_of_second(result: Result) -> float:

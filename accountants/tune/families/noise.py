@@ -95,7 +95,7 @@ class MergedLaplaces(PureDPFamily):
     is linear in the rates, is eps.
     """
 
-    epsilon: Any
+    epsilon: Real
     sensitivity: Real
     segments: int
 
@@ -399,7 +399,7 @@ class SampledRecycled(Family):
     """Budget-recycled noise on a sample of free rate; see ``sampled_recycled``."""
 
     kernel: Distribution
-    epsilon: Any
+    epsilon: Real
     delta: Real
     sensitivity: Real
     theta: Real
