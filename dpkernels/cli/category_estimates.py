@@ -23,6 +23,7 @@ from dpkernels.cli.estimate import (
     check_group_count,
     check_groups,
     group_rows,
+    group_title,
     join_tallies,
     select_column,
 )
@@ -52,25 +53,60 @@ _MAX_KEPT = 32  # prefixes that are kept of each level
 
 
 @dataclass(frozen=True)
+class CategoryColumn:
+    """A column of categories of a release, and groups of its rows."""
+
+    column: str
+    group_column: str | None  # a column that was copied as it is, whose cells are groups
+    mechanism: str
+    sampler: CategorySampler
+    keep: bool  # whether the release kept missing values
+    confidence: float  # of intervals
+
+    @property
+    def epsilon(self) -> float:
+        return float(self.sampler.certificate.epsilon)
+
+    def to_dict(self, missing: int) -> JsonObject:
+        names = {"column": self.column, "by": self.group_column, "mechanism": self.mechanism}
+        return names | {"epsilon": self.epsilon, "missing": missing, "confidence": self.confidence}
+
+    def heading(self, reports: int, missing: int) -> list[str]:
+        """Return the lines that say what was counted."""
+        counted = f"{reports:,} reports of the mechanism {self.mechanism} at epsilon {self.epsilon:.6g}"
+        return [f"{title(self.column)}: {counted}", *([f"{missing:,} rows without a report"] if missing else [])]
+
+    def read(
+        self, source: Source, chunks: Iterable[Sized], row: int
+    ) -> Iterator[tuple[Sized, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield every chunk with its reports, whether each is one, and whether each is missing, from row ``row`` on.
+
+        A ValueError names the first cell that is no report, or missing although the release kept none.
+        """
+        mechanism, name = self.sampler.mechanism, self.column
+        for chunk in chunks:
+            reports, is_valid, is_missing = parse_reports(source.labels(chunk, name), mechanism, source.markers)
+            if not (is_valid | is_missing).all():
+                position = source.position(chunk, row + int((is_valid | is_missing).argmin()), row)
+                raise ValueError(f"{label(name)}{position} is no report of this release")
+            if is_missing.any() and not self.keep:
+                position = source.position(chunk, row + int(is_missing.argmax()), row)
+                raise ValueError(f"{label(name)}{position} is missing; the release kept none")
+            yield chunk, reports, is_valid, is_missing
+            row += len(chunk)
+            raise_if_interrupted()
+
+
+@dataclass(frozen=True)
 class CategoryEstimates:
     """The estimates of every group of a release."""
 
-    column: str
-    group_column: str | None
-    mechanism: str
-    epsilon: float
+    selection: CategoryColumn
     missing: int
-    confidence: float
     groups: dict[str | None, CategoryEstimate]
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "column": self.column,
-            "by": self.group_column,
-            "mechanism": self.mechanism,
-            "epsilon": self.epsilon,
-            "missing": self.missing,
-            "confidence": self.confidence,
+        return self.selection.to_dict(self.missing) | {
             "estimates": [
                 {"group": group, "reports": estimate.count, "categories": self._rows(estimate)}
                 for group, estimate in self.groups.items()
@@ -78,18 +114,23 @@ class CategoryEstimates:
         }
 
     def _rows(self, estimate: CategoryEstimate) -> list[JsonObject]:
-        return _records({**estimate.table(self.confidence), "unbiased": estimate.counts.unbiased})
+        return _records({**estimate.table(self.selection.confidence), "unbiased": estimate.counts.unbiased})
+
+    def _title(self, group: str | None) -> str:
+        column = self.selection.group_column
+        return "" if column is None else f"{display_name(column)} {group_title(group)}: "
 
     def __str__(self) -> str:
         count = sum(estimate.count for estimate in self.groups.values())
         first = next(iter(self.groups.values()))
-        interval = f"{100 * self.confidence:.6g} % interval"
-        first_line, *lines = _heading(self, count)
+        percent = f"{100 * self.selection.confidence:.6g} %"
+        interval = f"{percent} interval"
+        first_line, *lines = self.selection.heading(count, self.missing)
         lines = [
             f"{first_line}, {first.mechanism.categories:,} categories",
             *lines,
             "Numbers and shares are of the people who sent the reports. Intervals assume nothing about the values.",
-            f"Each single interval contains its true value with probability {100 * self.confidence:.6g} % or more.",
+            f"Each single interval contains its true value with probability {percent} or more.",
         ]
         for group, estimate in self.groups.items():
             rows = sorted(self._rows(estimate), key=lambda row: -row["unbiased"])
@@ -99,11 +140,7 @@ class CategoryEstimates:
                 counts = f"{row['count']:,.0f}", f"{row['count_low']:,.0f} to {row['count_high']:,.0f}"
                 shares = f"{row['share']:.4f}", f"{row['share_low']:.4f} to {row['share_high']:.4f}"
                 cells.append([display_name(str(row["category"])), *counts, *shares, _bar(row["share"], largest)])
-            heading = (
-                []
-                if self.group_column is None
-                else [f"{display_name(self.group_column)} {_name(group)}: {estimate.count:,} reports"]
-            )
+            heading = [f"{self._title(group)}{estimate.count:,} reports"] if self._title(group) else []
             hidden = len(rows) - _MAX_LINES
             truncation = [f"and {hidden:,} more categories; --json prints all"] if hidden > 0 else []
             lines += ["", *heading, *aligned(cells), *truncation]
@@ -119,31 +156,19 @@ class CategoryEstimates:
         total = sum(estimate.count * estimate.shares.unbiased for estimate in self.groups.values())
         order = np.argsort(-total, kind="stable")[:_MAX_BARS]
         for ax, (group, estimate) in zip(grid[:, 0], self.groups.items(), strict=True):
-            low, high = (end[order] for end in estimate.shares.interval(self.confidence))
+            low, high = (end[order] for end in estimate.shares.interval(self.selection.confidence))
             names = [display_name(str(estimate.mechanism.label(int(code)))) for code in order]
-            caption = "" if self.group_column is None else f"{display_name(self.group_column)} {_name(group)}: "
-            caption += f"{estimate.count:,} reports at epsilon {self.epsilon:g}"
-            about = f"{100 * self.confidence:g} % intervals"
+            caption = f"{self._title(group)}{estimate.count:,} reports at epsilon {self.selection.epsilon:g}"
+            about = f"{100 * self.selection.confidence:g} % intervals"
             _draw_shares(ax, names, estimate.shares.value[order], low, high, about, caption)
         share_scale(list(grid[:, 0]))
         write_png(figure, target)
-
-
-def _name(group: str | None) -> str:
-    return "(null)" if group is None else display_name(group)
 
 
 def _records(table: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the rows of a table of columns."""
     rows = zip(*(np.asarray(column).tolist() for column in table.values()), strict=True)
     return [dict(zip(table, row, strict=True)) for row in rows]
-
-
-def _heading(result: CategoryEstimates | FoundValues, reports: int) -> list[str]:
-    """Return the lines that say what was counted."""
-    counted = f"{reports:,} reports of the mechanism {result.mechanism} at epsilon {result.epsilon:.6g}"
-    missing = [f"{result.missing:,} rows without a report"] if result.missing else []
-    return [f"{title(result.column)}: {counted}", *missing]
 
 
 def _bar(fraction: float, largest: float) -> str:
@@ -162,22 +187,15 @@ def _draw_shares(
 
 
 @dataclass(frozen=True)
-class CategorySelection:
+class CategorySelection(CategoryColumn):
     """Which reports of categories are counted; the same for every file of a release."""
-
-    column: str
-    group_column: str | None  # a column that was copied as it is, whose cells are groups
-    mechanism: str
-    sampler: CategorySampler
-    keep: bool  # whether the release kept missing values
-    confidence: float  # of intervals
 
     def tally(self, source: Source, row: int = 0) -> Tally[CategoryCounts]:
         """Count the reports of one source, which begins with that row of its file."""
         groups, missing = dict[str | None, CategoryCounts](), 0
         names = [self.column] if self.group_column is None else [self.column, self.group_column]
         with closing(ahead(source.chunks(names))) as chunks:
-            for chunk, reports, is_valid, is_missing in _read_reports(source, chunks, self, row):
+            for chunk, reports, is_valid, is_missing in self.read(source, chunks, row):
                 missing += int(is_missing.sum())
                 local, cells = group_rows(source, chunk, self.group_column)
                 check_group_count(self.group_column, groups.keys() | set(cells), self._width)
@@ -198,53 +216,21 @@ class CategorySelection:
         estimates = {cell: CategoryEstimate(counts) for cell, counts in groups.items() if counts.total}
         if not estimates:
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        epsilon = float(self.sampler.certificate.epsilon)
-        return CategoryEstimates(
-            self.column, self.group_column, self.mechanism, epsilon, missing, self.confidence, estimates
-        )
-
-
-def _read_reports(
-    source: Source, chunks: Iterable[Sized], selection: CategorySelection | PrefixSelection, row: int
-) -> Iterator[tuple[Sized, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield every chunk with its reports, whether each is one, and whether each is missing; the first row is ``row``.
-
-    A ValueError names the first cell that is no report, or missing although the release kept none.
-    """
-    mechanism, name = selection.sampler.mechanism, selection.column
-    for chunk in chunks:
-        reports, is_valid, is_missing = parse_reports(source.labels(chunk, name), mechanism, source.markers)
-        if not (is_valid | is_missing).all():
-            position = source.position(chunk, row + int((is_valid | is_missing).argmin()), row)
-            raise ValueError(f"{label(name)}{position} is no report of this release")
-        if is_missing.any() and not selection.keep:
-            position = source.position(chunk, row + int(is_missing.argmax()), row)
-            raise ValueError(f"{label(name)}{position} is missing; the release kept none")
-        yield chunk, reports, is_valid, is_missing
-        row += len(chunk)
-        raise_if_interrupted()
+        return CategoryEstimates(self, missing, estimates)
 
 
 @dataclass(frozen=True)
 class FoundValues:
     """The most frequent values of a release of prefixes."""
 
-    column: str
-    mechanism: str
-    epsilon: float
+    selection: CategoryColumn
     missing: int
     compared: int  # values at the last level
     standard_error: float  # of the share of a rare value
     heavy_hitters: HeavyHitters
 
     def to_dict(self) -> dict[str, object]:
-        return {
-            "column": self.column,
-            "by": None,
-            "mechanism": self.mechanism,
-            "epsilon": self.epsilon,
-            "missing": self.missing,
-            "confidence": self.heavy_hitters.confidence,
+        return self.selection.to_dict(self.missing) | {
             "reports": self.heavy_hitters.people,
             "compared": self.compared,
             "standard_error": self.standard_error,
@@ -255,7 +241,7 @@ class FoundValues:
         hitters, confidence = self.heavy_hitters, f"{100 * self.heavy_hitters.confidence:.6g} %"
         whom = "population that the people are from" if hitters.about == "population" else "people who sent the reports"
         lines = [
-            *_heading(self, hitters.people),
+            *self.selection.heading(hitters.people, self.missing),
             f"{self.compared:,} values were compared at the end. With probability {confidence} or more, all shares",
             f"in the {whom} are in their intervals.",
             f"The share of a rare value has a standard error of {self.standard_error:.2g}: values that are not much",
@@ -269,12 +255,9 @@ class FoundValues:
         printed = len(cells) - 1
         unprinted = len(hitters.values) - printed
         lines += ["", *aligned(cells)] if printed else ["", "No value has an interval above 0."]
-        return "\n".join(
-            [
-                *lines,
-                *([f"and {unprinted:,} more value{'s' * (unprinted > 1)}; --json prints all"] if unprinted else []),
-            ]
-        )
+        if unprinted:
+            lines.append(f"and {unprinted:,} more value{'s' * (unprinted > 1)}; --json prints all")
+        return "\n".join(lines)
 
     @property
     def _frequent(self) -> np.ndarray:
@@ -291,7 +274,7 @@ class FoundValues:
         figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
         ax, names = figure.subplots(), [display_name(str(hitters.values[at])) for at in order.tolist()]
         about = f"{100 * hitters.confidence:g} % intervals, together"
-        caption = f"{hitters.people:,} reports at epsilon {self.epsilon:g}"
+        caption = f"{hitters.people:,} reports at epsilon {self.selection.epsilon:g}"
         _draw_shares(ax, names, hitters.shares[order], hitters.low[order], hitters.high[order], about, caption)
         write_png(figure, target)
 
@@ -305,14 +288,9 @@ class PrefixTally(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PrefixSelection:
+class PrefixSelection(CategoryColumn):
     """Which reports of prefixes are counted: those of a level. The release is read once for each level."""
 
-    column: str
-    mechanism: str
-    sampler: CategorySampler
-    keep: bool  # whether the release kept missing values
-    confidence: float  # of all intervals together
     search: PrefixSearch
 
     def tally(self, source: Source, row: int = 0) -> PrefixTally:
@@ -320,7 +298,7 @@ class PrefixSelection:
         plan, search, people, missing = self.sampler.mechanism, self.search, 0, 0
         counted = np.zeros(1 + len(search.candidates), np.int64)
         with closing(ahead(source.chunks([self.column]))) as chunks:
-            for _, reports, is_valid, is_missing in _read_reports(source, chunks, self, row):
+            for _, reports, is_valid, is_missing in self.read(source, chunks, row):
                 level, report = plan.split_reports(reports[is_valid].astype(np.int64))
                 counted += search.count(report[level == search.level])
                 people, missing = people + int(is_valid.sum()), missing + int(is_missing.sum())
@@ -337,8 +315,7 @@ class PrefixSelection:
         if search.level < len(plan.levels):
             return replace(self, search=search)
         heavy_hitters, error = search.heavy_hitters(people, self.confidence), plan.standard_error(people)
-        epsilon = float(plan.epsilon)
-        return FoundValues(self.column, self.mechanism, epsilon, missing, search.compared, error, heavy_hitters)
+        return FoundValues(self, missing, search.compared, error, heavy_hitters)
 
 
 def select_reports(
@@ -389,7 +366,7 @@ def select_categories(
         if group_column is not None:
             raise click.UsageError("--by: the most frequent values are those of all rows; there are no groups")
         search = PrefixSearch(sampler.mechanism, _MAX_KEPT if most is None else most)
-        return PrefixSelection(column, mechanism, sampler, keep, confidence, search)
+        return PrefixSelection(column, None, mechanism, sampler, keep, confidence, search)
     if most is not None:
         raise click.UsageError(f"--most: is for prefix-response; the mechanism is {mechanism}")
     check_groups(release, names, where, group_column)

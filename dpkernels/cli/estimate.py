@@ -364,7 +364,7 @@ class Estimates:
         interval = f"{100 * self.options.confidence:.6g} % interval"
         numbers, histograms = [[*group_heading, "reports", "", "estimate", interval]], list[str]()
         for record in records:
-            group = [_group_title(record["group"])] if group_heading else []
+            group = [group_title(record["group"])] if group_heading else []
             first = [*group, f"{record['reports']:,}"]
             for name, value in record.items():
                 if isinstance(value, dict):
@@ -387,7 +387,7 @@ class Estimates:
     def plot(self, target: Path) -> None:
         selection = self.counted.selection
         prefix = "" if selection.group_column is None else f"{display_name(selection.group_column)} "
-        titles = [prefix and prefix + _group_title(row.record["group"]) for row in self.rows]
+        titles = [prefix and prefix + group_title(row.record["group"]) for row in self.rows]
         drawn = {name: row.estimate for name, row in zip(titles, self.rows, strict=True) if row.estimate is not None}
         origin, channel = selection.date_origin, selection.channel
         ticks = [] if origin is None else date_ticks(channel.lower, channel.upper, origin)
@@ -409,7 +409,8 @@ def _estimate_cells(value: float | None, interval: Sequence[float], why: str, or
     return [date_text(value, origin), f"{date_text(math.floor(low), origin)} to {date_text(math.ceil(high), origin)}"]
 
 
-def _group_title(group: str | None) -> str:
+def group_title(group: str | None) -> str:
+    """Return the name of a group for a terminal."""
     return "(null)" if group is None else display_name(group)
 
 
@@ -430,7 +431,7 @@ def estimates(counted: CountedGroups, settings: EstimateOptions) -> Estimates:
             counted.selection.group_column,
             next(error_text(row.error) for row in rows if row.error is not None),
         )
-        group = private(_group_title(rows[0].record["group"]), "of the first group")
+        group = private(group_title(rows[0].record["group"]), "of the first group")
         where = "" if group_column is None else f"--by: no group can answer; {group_column} {group}: "
         raise ValueError(where + ("--quantiles: " if message.startswith("p: ") else "") + message.removeprefix("p: "))
     return Estimates(counted, settings, rows)
