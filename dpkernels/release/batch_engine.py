@@ -15,7 +15,6 @@ from dpkernels.exact.sampler import MAX_RANGES, all_in_pieces, indices_within, o
 from dpkernels.jax_on_use import Array, jax, jnp
 from dpkernels.numerics import RealArray
 from dpkernels.pytrees import PyTree, tree_map
-from dpkernels.random import host
 from dpkernels.release.host_engine import (
     BLOCK_VALUES,
     KEYS,
@@ -23,6 +22,7 @@ from dpkernels.release.host_engine import (
     Workspace,
     aligned,
     drawn_words,
+    fill_words,
     is_far_from_subnormal,
     lent_workspace,
     padded_length,
@@ -70,7 +70,8 @@ class BatchRelease:
         ends = None if bounds.clip else (bounds, x.dtype)
         space = self._workspace(stack, count, out.dtype)
         space.take_values(values)
-        self._fill(space.word_buffers(count, skip := start % BLOCK_VALUES), start - skip)
+        skip = start % BLOCK_VALUES
+        fill_words(space.word_buffers(count, skip), self.key, self.sampler.words, start - skip)
         reports = _compiled_reports(self.sampler, 0, space, count, entries, row % self.sampler.size, ends)
         if reports is not None:
             out[:] = reports
@@ -84,7 +85,7 @@ class BatchRelease:
         """Fill ``out`` with the reports of checked values, those of one stack after the other."""
         skip = start % BLOCK_VALUES
         buffers = [aligned(skip + len(x), WORD_TYPES[need.bits]) for need in self.sampler.words]
-        self._fill(buffers, start - skip)
+        fill_words(buffers, self.key, self.sampler.words, start - skip)
         words = [buffer[skip:] for buffer in buffers]
         if len(self.sampler.stacks) == 1:
             self._release(0, x, words, start, entries, out)
@@ -126,12 +127,6 @@ class BatchRelease:
     def _workspace(self, stack: Stack, count: int, dtype: np.dtype) -> Workspace:
         types = tuple(WORD_TYPES[self.sampler.words[i].bits] for i in stack.words)
         return lent_workspace(types, padded_length(count), dtype)
-
-    def _fill(self, buffers: list[np.ndarray], first: int) -> None:
-        """Fill one buffer a stream with words from value ``first`` on, a multiple of BLOCK_VALUES."""
-        source = host.Keystream(self.key)
-        for need, buffer in zip(self.sampler.words, buffers, strict=True):
-            source.fill(buffer, need.stream, first * need.bits // 512)
 
     def _complete(
         self,

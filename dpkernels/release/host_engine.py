@@ -68,7 +68,7 @@ class HostRelease:
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         skip = start % BLOCK_VALUES
         words = [np.empty(skip + len(x), dtype) for dtype in self.sampler.derived[_word_types,]]
-        self._fill(words, start - skip)
+        fill_words(words, self.key, self.sampler.words, start - skip)
         with np.errstate(all="ignore"):
             out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
         self._complete(self.sampler.are_incomplete(words[0][skip:]), x, start, out)
@@ -97,7 +97,8 @@ class HostRelease:
         space = lent_workspace(words, length, out.dtype)
         space.keys[:2] = keys
         space.take_values(x)
-        self._fill([buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words], start - skip)
+        buffers = [buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words]
+        fill_words(buffers, self.key, self.sampler.words, start - skip)
         with kernel_settings():
             space.reports, is_valid = program(space.reports, *space.arguments())
             are_valid = bool(np.asarray(is_valid))
@@ -108,11 +109,12 @@ class HostRelease:
         space.give_back()
         return are_valid
 
-    def _fill(self, buffers: list[np.ndarray], first: int) -> None:
-        """Fill one buffer a stream with words from value ``first`` on, a multiple of BLOCK_VALUES."""
-        source = host.Keystream(self.key)
-        for need, buffer in zip(self.sampler.words, buffers, strict=True):
-            source.fill(buffer, need.stream, first * need.bits // 512)
+
+def fill_words(buffers: list[np.ndarray], key: bytes, needs: tuple[Words, ...], first: int) -> None:
+    """Fill a buffer a stream with words from value ``first`` on, a multiple of BLOCK_VALUES."""
+    source = host.Keystream(key)
+    for need, buffer in zip(needs, buffers, strict=True):
+        source.fill(buffer, need.stream, first * need.bits // 512)
 
 
 def drawn_words(key: bytes, need: Words, indices: np.ndarray, turn: int = 0) -> np.ndarray:
@@ -174,7 +176,7 @@ class Workspace:
         with kernel_settings(x64=True), jax.default_device(calling_thread_device()):
             self.reports = jnp.zeros(length, dtype)
         self._buffers = (self.keys, self.x, *(words[BLOCK_VALUES:] for words in self.words))
-        self._shared = self._handed_over()
+        self._shared = self._device_arrays()
         self._is_shared = all(
             array.unsafe_buffer_pointer() == buffer.ctypes.data
             for array, buffer in zip(self._shared, self._buffers, strict=True)
@@ -195,9 +197,9 @@ class Workspace:
 
     def arguments(self) -> list[Array]:
         """Return the buffers as JAX's arrays: of the same memory, or copies of what is in them now."""
-        return self._shared if self._is_shared else self._handed_over()
+        return self._shared if self._is_shared else self._device_arrays()
 
-    def _handed_over(self) -> list[Array]:
+    def _device_arrays(self) -> list[Array]:
         with kernel_settings(x64=True):
             return [jax.device_put(buffer, calling_thread_device(), may_alias=True) for buffer in self._buffers]
 
