@@ -62,14 +62,16 @@ def _roots(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     mu = np.maximum(2 * epsilon / (np.sqrt(quantile**2 + 2 * epsilon) + quantile), -2 * ndtri((1 - delta) / 2))
     goal, unfinished = np.log(delta), np.arange(len(mu))
     for _ in range(_MAX_ITERATIONS):
-        log_delta, slope, own_units, profile_units = _log_delta(epsilon[unfinished], mu[unfinished])
-        missing = goal[unfinished] - log_delta - UNIT_ROUNDOFF * (own_units + profile_units)
+        log_delta, slope, error_units, profile_units = _log_delta(epsilon[unfinished], mu[unfinished])
+        missing = goal[unfinished] - log_delta - UNIT_ROUNDOFF * (error_units + profile_units)
         # The place meets the goal, and is as close to it as rounding allows.
-        is_root = (missing >= 0) & (missing <= 4 * UNIT_ROUNDOFF * own_units)
-        unfinished, missing, slope, own_units = (values[~is_root] for values in (unfinished, missing, slope, own_units))
+        is_root = (missing >= 0) & (missing <= 4 * UNIT_ROUNDOFF * error_units)
+        unfinished, missing, slope, error_units = (
+            values[~is_root] for values in (unfinished, missing, slope, error_units)
+        )
         if not len(unfinished):
             return mu
-        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT_ROUNDOFF * own_units) / slope, -_MAX_STEP, _MAX_STEP))
+        mu[unfinished] *= np.exp(np.clip((missing - 2 * UNIT_ROUNDOFF * error_units) / slope, -_MAX_STEP, _MAX_STEP))
     raise _not_private(epsilon[unfinished[0]], delta[unfinished[0]])
 
 
@@ -79,14 +81,14 @@ def _log_delta(epsilon: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, ...]:
     x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     mills_y, mills_x = (_ROOT_HALF * erfcx(z / math.sqrt(2)) for z in (y, x))
     difference = mills_x - mills_y
-    own_units = _MILLS_UNITS * (mills_x + mills_y) / np.maximum(difference, UNIT_ROUNDOFF * mills_x)
+    error_units = _MILLS_UNITS * (mills_x + mills_y) / np.maximum(difference, UNIT_ROUNDOFF * mills_x)
     if (cancels := difference < _CANCELLING_SHARE * mills_x).any():
-        difference[cancels], own_units[cancels] = mills(x[cancels], mu[cancels]), 0.0
+        difference[cancels], error_units[cancels] = mills(x[cancels], mu[cancels]), 0.0
     log_phi = -(x**2) / 2 - _LOG_ROOT
     log_delta, slope = log_phi + np.log(difference), mu / difference
     formula = log_delta_units(log_delta, x, y)
-    own_units += formula
+    error_units += formula
     # A profile's delta is rounded upwards by units in the last place, which are two roundings.
     profile = UNITS_OF_SUMS + AdditivePair.units_of_log * np.abs(log_delta) + UNITS_OF_EPS * epsilon
     profile_units = formula + 2 * profile + _EPSILON_UNITS * epsilon * mills_y / difference + _RATIO_UNITS * slope
-    return log_delta, slope, own_units, profile_units
+    return log_delta, slope, error_units, profile_units

@@ -160,10 +160,10 @@ def _unit_bound(epsilon: float, delta: float, count: int) -> float:
 def _refined(slopes: np.ndarray, matters: np.ndarray) -> np.ndarray:
     """Return the slopes that matter, their neighbours, and those in the middle between them."""
     middles = np.sqrt(slopes[1:] * slopes[:-1])
-    is_kept = matters.copy()
-    is_kept[1:] |= matters[:-1]
-    is_kept[:-1] |= matters[1:]
-    return np.sort(np.concatenate([slopes[is_kept], middles[matters[1:] | matters[:-1]]]))
+    is_refined = matters.copy()
+    is_refined[1:] |= matters[:-1]
+    is_refined[:-1] |= matters[1:]
+    return np.sort(np.concatenate([slopes[is_refined], middles[matters[1:] | matters[:-1]]]))
 
 
 class Region:

@@ -202,7 +202,7 @@ def search(
     With ``warm_start`` the only start is what was found nearby, such as at a neighbouring budget.
     """
     if optimizer is None and points.shape[-1] == 1:
-        return _search_one_number(cost, points, turns, warm_start)
+        return _search_by_brent(cost, points, turns, warm_start)
     rule = bfgs() if optimizer is None else _optax_on_host(optimizer, cost)
     if warm_start is not None:
         optimizer_state = warm_start.optimizer_state if optimizer is None else None
@@ -245,7 +245,7 @@ def _simplex_from_kink(cost: Cost, lowest: SearchResult, turns: int) -> SearchRe
     return lower if is_negligible else _simplex_from_kink(cost, lower, turns)
 
 
-def _search_one_number(cost: Cost, points: np.ndarray, turns: int, warm_start: SearchResult | None) -> SearchResult:
+def _search_by_brent(cost: Cost, points: np.ndarray, turns: int, warm_start: SearchResult | None) -> SearchResult:
     """Search one number: around the lowest of the points, of which there may be several, by Brent's method."""
     if warm_start is None:
         grid = np.sort(points.ravel())

@@ -118,7 +118,7 @@ class Method(abc.ABC):
 
 
 def _directional_derivative(gradient: PyTree, tangents: PyTree) -> Any:
-    return sum(jax.tree.leaves(jax.tree.map(lambda by, tangent: (by * tangent).sum(), gradient, tangents)), 0.0)
+    return sum(jax.tree.leaves(jax.tree.map(lambda slope, tangent: (slope * tangent).sum(), gradient, tangents)), 0.0)
 
 
 @dataclass(frozen=True)

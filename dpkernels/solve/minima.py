@@ -115,7 +115,7 @@ def smooth_minimum(
     ends = np.asarray(low), np.asarray(high)
     shape_of_x = jax.ShapeDtypeStruct(where[1].shape, where[1].dtype)
     (x,) = call_on_host(lambda parameters: [_snap_to_ends(on_host(parameters), *ends)], [shape_of_x], parameters)
-    return _given_minimum(function, parameters, (x, *where[1:]))
+    return _fixed_minimum(function, parameters, (x, *where[1:]))
 
 
 def _snap_to_ends(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -167,17 +167,17 @@ class _DampedNewton(Method):
         return _restricted(hessian, is_free), jnp.where(is_free, gradient_tangent, 0.0)
 
 
-def _given_minimum_jvp(function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
+def _fixed_minimum_jvp(function: Function, primals: PyTree, tangents: PyTree) -> tuple[Array, Array]:
     """Apply the implicit rule to a minimum that is known, by one program without tangents."""
     parameters, where = primals
-    x = _given_minimum(function, parameters, where)
+    x = _fixed_minimum(function, parameters, where)
     jacobian = _minimum_jacobian(function, x, parameters, where)
-    steps = jax.tree.map(lambda by, tangent: jnp.tensordot(by, tangent, tangent.ndim), jacobian, tangents[0])
+    steps = jax.tree.map(lambda slope, tangent: jnp.tensordot(slope, tangent, tangent.ndim), jacobian, tangents[0])
     return x, reduce(jnp.add, jax.tree.leaves(steps))
 
 
-@custom_jvp(jvp=_given_minimum_jvp, nondiff_argnums=(0,))
-def _given_minimum(function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
+@custom_jvp(jvp=_fixed_minimum_jvp, nondiff_argnums=(0,))
+def _fixed_minimum(function: Function, parameters: PyTree, where: tuple[Array, Array, Array]) -> Array:
     """Return the minimum of a function in a box, which is known: the first one of ``where``."""
     return where[0]
 

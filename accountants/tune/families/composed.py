@@ -206,8 +206,8 @@ class Composed(Family):
         self, build: Callable[..., Any], rate: FreeRate, params: dict[str, Real], solved: Real
     ) -> Subsampled:
         p = params["rate"]
-        other_params = {name: value for name, value in params.items() if name != "rate"}
-        return Subsampled(build(self.at_rate(p), other_params, solved), p, rate.error(p), None)
+        inner_params = {name: value for name, value in params.items() if name != "rate"}
+        return Subsampled(build(self.at_rate(p), inner_params, solved), p, rate.error(p), None)
 
     def guarantee(self, mechanism: Member) -> Guarantee:
         if isinstance(mechanism, Subsampled):
