@@ -778,7 +778,7 @@ def test_the_description_has_the_certificate(noise):
     first, last = table.ends
     masses, error = cell_masses(Fraction(claim.sigma), max(-first, last) + 1, is_fine=True)
     exact = [Fraction(masses[abs(code)], 1 << FIXED_BITS) for code in range(first, last + 1)]
-    weights = table.remainder.added_to(table.first, table.outcomes)
+    weights = table.remainder.combined_weights(table.first, table.outcomes)
     over = sum(max(Fraction(0), Fraction(w, 1 << 128) - p) for w, p in zip(weights, exact, strict=True))
     assert noise.total_variation >= claim.dimensions * (over - 2 * error)
 
