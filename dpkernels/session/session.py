@@ -361,7 +361,7 @@ class Plan:
 
         Of a table the width is that of one group of ``rows`` rows, spread in the middle of the bounds.
         """
-        columns = {
+        columns: dict[str, Sequence[object]] = {
             "statistic": [statistic.title for statistic in self.statistics],
             "epsilon": list(self.epsilons),
             "width": expected_widths(self.statistics, self.epsilons, self.rows, self.session.rows_per_person),

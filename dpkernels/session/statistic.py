@@ -52,7 +52,7 @@ class Groups:
             codes = np.where((codes >= 0) & (key_codes >= 0), codes * len(keys) + key_codes, -1)
         return codes
 
-    def index(self, repeats: int = 1) -> dict[str, list[Key]]:
+    def index(self, repeats: int = 1) -> dict[str, Sequence[object]]:
         """Return the columns of keys, each group ``repeats`` times."""
         rows = [row for row in product(*(keys.keys for keys in self.keys)) for _ in range(repeats)]
         return {keys.name: [row[i] for row in rows] for i, keys in enumerate(self.keys)}

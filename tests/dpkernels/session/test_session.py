@@ -192,6 +192,13 @@ def test_missing_cells_are_left_out_and_infinities_clipped():
     assert abs(np.mean(noisy) - 4) < 1
 
 
+def test_groups_of_a_column_p_keep_their_keys_in_quantiles():
+    data = {"p": np.array(["A", "B"] * 500), "age": np.arange(1000) % 90.0}
+    result = of(data).quantiles("age", 0, 90, by={"p": ["A", "B"]}, epsilon=2.0)
+    assert dict(result.index) == {"p": ["A", "B"]}
+    assert np.shape(result.value) == (2,)
+
+
 def test_columns_may_have_any_name():
     for name in ("", " ", "rows", "value", "a:b", "é"):
         s = of({name: np.full(1000, 3.0)})
