@@ -277,7 +277,7 @@ def _split_at_turns(side: Side, cells: int) -> tuple[RealArray, RealArray, np.nd
     )
     lower_inset, upper_inset = _inset_ends(lower, upper)
     fractions = unit_grid_dense_at_ends(cells + 1)
-    points = lower_inset[:, None] * (1 - fractions) + upper_inset[:, None] * fractions
+    points = np.asarray(lower_inset[:, None] * (1 - fractions) + upper_inset[:, None] * fractions)
     turn, piece = turning_points(lambda e, piece: side.loss(e, in_p[piece], in_q[piece]), points)
     starts, ends, rows = split_intervals(lower, upper, turn, piece)
     return starts, ends, nonempty[rows]

@@ -92,7 +92,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         self._counts = Counter[_AccountedRelease]()
         self._composed: accountants.Guarantee | None = None
 
-    def _maybe_compose(self, event: object, count: int, do_compose: bool) -> _Details | None:
+    def _maybe_compose(self, event: object, count: int, do_compose: bool) -> object:
         try:
             releases = [item for item in _releases(event, count, self.neighboring_relation) if item[1]]
         except _Unsupported as error:

@@ -152,7 +152,7 @@ def _values(objective: Objective, family: Composite, points: np.ndarray) -> np.n
 
 @jax.jit
 def _objective_values(
-    shape: tuple[Window, Base], objective: Callable[[Windowed], Real], interval: RealArray, rows: Real
+    shape: tuple[Window, Base], objective: Callable[[Windowed], Real], interval: RealArray, rows: RealArray
 ) -> Real:
     window, base = shape
 
