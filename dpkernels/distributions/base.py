@@ -38,7 +38,7 @@ class Noise(Batchable, abc.ABC):
         Noise._classes[cls.__name__] = cls
 
     @property
-    def gaussian_sigma(self) -> Real | None:
+    def gaussian_sigma(self) -> Any:
         """Return sigma of a Gaussian, whose vectors are accounted in l2; None for others."""
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
@@ -23,7 +23,7 @@ class Gaussian(Symmetric):
     roundings: ClassVar[float] = 32.0
     density_form: ClassVar[str] = "gaussian"
 
-    sigma: Real
+    sigma: Any
 
     def __post_init__(self) -> None:
         checks.width("sigma", self.sigma)

@@ -214,12 +214,14 @@ def multivariate(
     return Multivariate(inner, float_if_scalar(low), float_if_scalar(high), d, s)
 
 
-def _budget_share(epsilon: float, count: int) -> float:
+def _budget_share(epsilon: Real, count: int) -> Real:
     """Return the budget of one of several parts; read as decimals, plain numbers do not exceed the whole."""
     if checks.concrete(epsilon) is None:
         return epsilon / count
     total = Fraction(repr(epsilon))
-    return first_feasible(floats_from(epsilon / count, 0.0), lambda share: count * Fraction(repr(share)) <= total)
+    return first_feasible(
+        floats_from(float(epsilon) / count, 0.0), lambda share: count * Fraction(repr(share)) <= total
+    )
 
 
 def _optimal_local(*, epsilon: float, lower: float, upper: float) -> Bounded:

@@ -242,7 +242,7 @@ class _Tabulated:
     cdf = property(attrgetter("mechanism.cdf"))
     atoms = property(attrgetter("mechanism.atoms"))
 
-    def draw(self, u: Array, x: Array) -> Array:
+    def draw(self, u: Array, x: Array) -> RealArray:
         """Pick a row by the fraction, then a column, then one of its two reports, with one uniform number."""
         row, fraction = self.mechanism._row(x)
         outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -142,7 +142,7 @@ class Quartic(Base):
     steepness = 0.0
     kinks = np.zeros(0)
 
-    edge: Real
+    edge: Any
 
     def __post_init__(self) -> None:
         checks.within("edge", self.edge, 1e-9, 1.0)

@@ -162,7 +162,7 @@ class Windowed(Parabolic):
             return d, fraction / 2
         if not (window.is_smooth and base.is_smooth):
 
-            def cdf(z: Real) -> RealArray:
+            def cdf(z: Real) -> Real:
                 return S1 * window.inward_mass(z) + S2 * base.mass_between(start, m * z)
 
             return d, solve.invert_increasing(cdf, mass, 0.0, 0.5)

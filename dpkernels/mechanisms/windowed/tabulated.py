@@ -218,7 +218,7 @@ def base_from(shape: ShapeLike) -> TabulatedBase:
     return base
 
 
-def _table(name: str, shape: ShapeLike, knots: np.ndarray) -> PiecewiseLinear:
+def _table(name: str, shape: Any, knots: np.ndarray) -> PiecewiseLinear:
     """Evaluate, check and scale to peak 1 a user's even, nonnegative shape."""
     if callable(shape) and isinstance(shape(0.5), Tracer):
         shape = jax.vmap(shape)(jnp.asarray(knots))
