@@ -107,7 +107,8 @@ def composed_scale(
     epsilon, delta = target
     check_target(epsilon, delta, sensitivity)
     _check_releases(epsilon, count, rate)
-    noise, (epsilon, delta), sensitivity, rate = promote(noise, target, sensitivity, rate)
+    noise, budget, sensitivity, rate = promote(noise, target, sensitivity, rate)
+    epsilon, delta = budget
     start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
     start_releases = releases(start)
     if namespace(epsilon, delta, *jax.tree.leaves(start_releases)) is np:
