@@ -17,6 +17,7 @@ import numpy as np
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import UNIT_ROUNDOFF, Boolean, Real, RealArray, gauss_legendre
 from dpkernels.proven import proven
+from dpkernels.shapes import Bool, Float, Int
 
 LOSS_UNITS = 64  # A bound on the roundings of a loss and of a tail, for each unit of its size.
 _END_UNITS = 8  # The roundings of the distance of a knot, and of its shift, of both ends of a piece.
@@ -32,13 +33,13 @@ _WEIGHT_ERROR = 1e-12  # The relative error of the weights of noise, all togethe
 class IntervalMasses:
     """Masses of outcomes between consecutive levels, with bounds on their errors, as arrays of one length."""
 
-    p: np.ndarray
-    q: np.ndarray
-    difference: np.ndarray  # p - q, which keeps its digits where p and q are close.
-    p_error: np.ndarray
-    q_error: np.ndarray
-    difference_error: np.ndarray
-    loss_error: np.ndarray  # How far the loss at either end of an interval may be from its level.
+    p: Float[np.ndarray, " intervals"]
+    q: Float[np.ndarray, " intervals"]
+    difference: Float[np.ndarray, " intervals"]  # p - q, which keeps its digits where p and q are close.
+    p_error: Float[np.ndarray, " intervals"]
+    q_error: Float[np.ndarray, " intervals"]
+    difference_error: Float[np.ndarray, " intervals"]
+    loss_error: Float[np.ndarray, " intervals"]  # How far the loss at either end of an interval may be from its level.
 
 
 # From levels, and the numbers of their pieces, to the masses between consecutive ones. Pieces increase, and so do the
@@ -50,8 +51,8 @@ Measure = Callable[[np.ndarray, np.ndarray], IntervalMasses]
 class LossIntervals:
     """Pieces of one monotone loss each, whose masses between two levels are known from tail probabilities."""
 
-    lower: np.ndarray  # The lower ends.
-    upper: np.ndarray
+    lower: Float[np.ndarray, " pieces"]  # The lower ends.
+    upper: Float[np.ndarray, " pieces"]
     measure: Measure
     mass_error: float = 0.0  # A bound on a relative error that all masses have in common.
 
@@ -59,7 +60,7 @@ class LossIntervals:
         return dataclasses.replace(self, upper=np.where(is_present, self.upper, self.lower))
 
     def scaled(self, weight: Real) -> LossIntervals:
-        def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+        def measure(level: Float[np.ndarray, " levels"], piece: Int[np.ndarray, " levels"]) -> IntervalMasses:
             measured = self.measure(level, piece)
             masses = {name: weight * value for name, value in vars(measured).items() if name != "loss_error"}
             return IntervalMasses(**masses, loss_error=measured.loss_error)
@@ -69,7 +70,7 @@ class LossIntervals:
     def mirrored(self) -> LossIntervals:
         """Return the intervals of the pair (q, p), with the negated loss."""
 
-        def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+        def measure(level: Float[np.ndarray, " levels"], piece: Int[np.ndarray, " levels"]) -> IntervalMasses:
             # In reverse order the pieces' numbers fall, which no measure minds.
             columns = {name: value[::-1] for name, value in vars(self.measure(-level[::-1], piece[::-1])).items()}
             return IntervalMasses(
@@ -87,7 +88,7 @@ class LossIntervals:
     def subsampled(self, rate: float, level_before: Callable[[np.ndarray], np.ndarray]) -> LossIntervals:
         """Return the intervals of (r p + (1 - r) q, q); ``level_before`` is the level of the loss without sampling."""
 
-        def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+        def measure(level: Float[np.ndarray, " levels"], piece: Int[np.ndarray, " levels"]) -> IntervalMasses:
             levels_before = level_before(level)
             masses = self.measure(levels_before, piece)
             # d l'/d l = r e^(l - l'), at the end where it is larger; infinite levels stand for the ends of pieces.
@@ -114,8 +115,8 @@ class LossIntervals:
 def intervals_from_tails(
     source: Any,
     shifts: Sequence[float],
-    weights: tuple[np.ndarray, np.ndarray],
-    ends: tuple[np.ndarray, np.ndarray],
+    weights: tuple[Float[np.ndarray, "shifts pieces"], Float[np.ndarray, "shifts pieces"]],
+    ends: tuple[Float[np.ndarray, " pieces"], Float[np.ndarray, " pieces"]],
     inverse: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> LossIntervals:
     """Return the intervals of p and q from tails of f, and from f where they are narrow.
@@ -131,7 +132,7 @@ def intervals_from_tails(
     except TypeError:  # Not known.
         steepness = None
 
-    def measure(level: np.ndarray, piece: np.ndarray) -> IntervalMasses:
+    def measure(level: Float[np.ndarray, " levels"], piece: Int[np.ndarray, " levels"]) -> IntervalMasses:
         with np.errstate(all="ignore"):
             x, loss_error = inverse(level, piece)
             ends = np.isinf(level)
@@ -152,11 +153,11 @@ def intervals_from_tails(
 
 def _between(
     source: Distribution,
-    x: np.ndarray,
-    ends: np.ndarray,
+    x: Float[np.ndarray, " levels"],
+    ends: Bool[np.ndarray, " levels"],
     shift: float,
     steepness: Callable[[np.ndarray, np.ndarray], RealArray] | None,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Float[np.ndarray, " intervals"], Float[np.ndarray, " intervals"]]:
     """Return masses of f(. - shift) between consecutive points, in either order; and their errors.
 
     Ends of pieces are rounded: they may be elsewhere by some roundings of them. Between other points nothing is lost.
@@ -194,11 +195,11 @@ _MAX_SECANTS = 60  # The most steps for the point at a level; what is left of th
 @proven("brackets#proof-of-1-quadrature")
 def points_at_levels(
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    ends: tuple[np.ndarray, np.ndarray],
-    level: np.ndarray,
-    piece: np.ndarray,
+    ends: tuple[Float[np.ndarray, " pieces"], Float[np.ndarray, " pieces"]],
+    level: Float[np.ndarray, " levels"],
+    piece: Int[np.ndarray, " levels"],
     units: float = LOSS_UNITS,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Float[np.ndarray, " levels"], Float[np.ndarray, " levels"]]:
     """Return the points of pieces with a monotone loss at given levels, and bounds on how far their losses are off."""
     numbers = np.arange(len(ends[0]))
     first, last = (loss(end, numbers) for end in ends)
@@ -243,6 +244,8 @@ def points_at_levels(
     return x, error + rounding
 
 
-def smaller_and_larger(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def smaller_and_larger(
+    first: Float[np.ndarray, " pairs"], second: Float[np.ndarray, " pairs"]
+) -> tuple[Float[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
     """Return the smaller and the larger one of every two numbers."""
     return np.minimum(first, second), np.maximum(first, second)

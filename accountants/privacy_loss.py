@@ -27,6 +27,7 @@ from dpkernels.numerics import (
 )
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree, pytree
+from dpkernels.shapes import Float
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 SMOOTH_PANELS = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
@@ -58,19 +59,19 @@ class SmoothPieces:
       are known from tail probabilities; its pieces may reach further. Else None.
     """
 
-    lower: RealArray
-    upper: RealArray
+    lower: Float[RealArray, " pieces"]
+    upper: Float[RealArray, " pieces"]
     log_p: Callable[..., Real]
     log_q: Callable[..., Real]
     loss: Callable[..., RealArray]
     steepness: Callable[..., RealArray] | None = None
     inverse: Callable[..., RealArray] | None = None
     min_panels: int = SMOOTH_PANELS
-    whole_ends: tuple[RealArray, RealArray] | None = None
+    whole_ends: tuple[Float[RealArray, " pieces"], Float[RealArray, " pieces"]] | None = None
     intervals: LossIntervals | None = None
 
     @property
-    def untruncated(self) -> tuple[RealArray, RealArray]:
+    def untruncated(self) -> tuple[Float[RealArray, " pieces"], Float[RealArray, " pieces"]]:
         """Return the ends of the whole pieces."""
         return self.whole_ends or (self.lower, self.upper)
 
@@ -125,7 +126,7 @@ class SmoothPieces:
         intervals = self.intervals and self.intervals.where(is_present)
         return dataclasses.replace(self, upper=upper, whole_ends=(self.untruncated[0], end), intervals=intervals)
 
-    def nodes(self, panels: int, cuts: RealArray | None = None) -> PrivacyLossDistribution:
+    def nodes(self, panels: int, cuts: Float[RealArray, " cuts"] | None = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""
         count = len(self.lower)
         xp = namespace(self.lower, self.upper)
@@ -161,15 +162,15 @@ class PrivacyLossDistribution:
     p and under q, that is neither in outcomes nor in pieces: Gaussian tails beyond the reach.
     """
 
-    p: RealArray
-    q: RealArray
-    loss: RealArray
-    width: RealArray
+    p: Float[RealArray, "*batch outcomes"]
+    q: Float[RealArray, "*batch outcomes"]
+    loss: Float[RealArray, "*batch outcomes"]
+    width: Float[RealArray, "*batch outcomes"]
     pieces: tuple[SmoothPieces, ...] = ()
     unseen: float = 0.0
 
     @classmethod
-    def of_masses(cls, p: RealArray, q: RealArray) -> PrivacyLossDistribution:
+    def of_masses(cls, p: Float[RealArray, " outcomes"], q: Float[RealArray, " outcomes"]) -> PrivacyLossDistribution:
         """Return the distribution of two tables of probabilities: all outcomes are atoms."""
         return cls(p, q, log_ratio(log_or_minus_inf(p), log_or_minus_inf(q)), 0 * p)
 
@@ -225,7 +226,7 @@ class PrivacyLossDistribution:
         nodes = self.nodes()
         return nodes.p.sum(), nodes.q.sum()
 
-    def nodes(self, panels: int = 0, cuts: np.ndarray | None = None) -> PrivacyLossDistribution:
+    def nodes(self, panels: int = 0, cuts: Float[RealArray, " cuts"] | None = None) -> PrivacyLossDistribution:
         """Return the distribution as outcomes alone, which integrate smooth functions of the loss up to rounding.
 
         The pieces share a number of panels of 16 nodes, at least ``min_panels`` each, by default as many as smooth
@@ -283,7 +284,7 @@ class PrivacyLossDistribution:
         return join([self, PrivacyLossDistribution(p, 0 * p, p + np.inf, 0 * p)])
 
     @property
-    def finite(self) -> tuple[np.ndarray, np.ndarray]:
+    def finite(self) -> tuple[Float[RealArray, "*batch outcomes"], Float[RealArray, "*batch outcomes"]]:
         """Return (log p, loss) of outcomes, with mass 0 and loss 0 where the loss is infinite; cached for NumPy."""
         cached = self.__dict__.get("_finite")
         if cached is not None:
@@ -365,7 +366,7 @@ def split_intervals(
     return starts, np.where(is_last, upper[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
-def node_spacing(loss: RealArray) -> RealArray:
+def node_spacing(loss: Float[RealArray, "pieces nodes"]) -> Float[RealArray, "pieces nodes"]:
     """Return the approximate range of losses that each node represents; nodes are along the last axis."""
     loss = without_derivative(loss)
     concatenate, number = namespace(loss).concatenate, np.arange(loss.shape[-1])
@@ -374,7 +375,7 @@ def node_spacing(loss: RealArray) -> RealArray:
     return abs(after - before) * np.where((number == 0) | (number == number[-1]), 1.0, 0.5).astype(loss.dtype)
 
 
-def _extent(values: RealArray) -> RealArray:
+def _extent(values: Float[RealArray, "pieces nodes"]) -> Float[RealArray, "pieces 1"]:
     """Return the largest difference in each row, of shape (rows, 1)."""
     xp = namespace(values)
     if xp is np:
@@ -383,8 +384,8 @@ def _extent(values: RealArray) -> RealArray:
 
 
 def panel_rule(
-    panels: int, value: Real, *, dense: bool = False, cuts: RealArray | None = None
-) -> tuple[RealArray, RealArray]:
+    panels: int, value: Real, *, dense: bool = False, cuts: Float[RealArray, "pieces cuts"] | None = None
+) -> tuple[Float[RealArray, "*pieces nodes"], Float[RealArray, "*pieces nodes"]]:
     """Return nodes and weights on [0, 1] of the given number of panels, in the type of ``value``.
 
     If ``dense``, nodes accumulate quadratically at both ends, by t = s^2 (3 - 2 s), because the sums of few releases
@@ -400,11 +401,13 @@ def panel_rule(
 
 
 @lru_cache(maxsize=16)
-def _regular_rule(panels: int, dense: bool) -> tuple[RealArray, RealArray]:
+def _regular_rule(panels: int, dense: bool) -> tuple[Float[RealArray, " nodes"], Float[RealArray, " nodes"]]:
     return _rule(np.arange(panels + 1) / panels, dense)
 
 
-def _rule(ends: np.ndarray, dense: bool) -> tuple[RealArray, RealArray]:
+def _rule(
+    ends: Float[RealArray, "*pieces ends"], dense: bool
+) -> tuple[Float[RealArray, "*pieces nodes"], Float[RealArray, "*pieces nodes"]]:
     width = (ends[..., 1:] - ends[..., :-1])[..., None]
     s, weights = ends[..., :-1, None] + width * cast_like(_NODES, ends), width * cast_like(_WEIGHTS, ends)
     if dense:

@@ -38,6 +38,7 @@ from accountants.composition.self_composed import LossTuple, TiltedLoss, integer
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Boolean, Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.pytrees import PyTree, pytree
+from dpkernels.shapes import Float, Inexact, Int
 
 SIZE = 1 << 13  # The points of the grid, a power of 2 for the transform.
 _NEGLIGIBLE_LOG = 41.0  # -log of the tilted mass beyond the window.
@@ -57,7 +58,7 @@ class _LossOnGrid(NamedTuple):
     spectrum: tuple[Any, ...]
     offset: Real  # Its grid point.
 
-    def powers(self) -> list[RealArray]:
+    def powers(self) -> list[Inexact[RealArray, " frequencies"]]:
         count = self.tilted.term.count
         xp = namespace(*self.spectrum, count)
         if self.interpolation is None:
@@ -73,9 +74,9 @@ class _Evaluation(NamedTuple):
     """The sums at one eps."""
 
     epsilon: Real
-    kink_weights: RealArray  # Weights of the smooth masses around eps, in delta and in minus its slope.
-    index_below: RealArray  # The index of the grid point below eps.
-    sums: RealArray  # The tilted delta and minus its slope.
+    kink_weights: Float[RealArray, "2 6"]  # Weights of the smooth masses around eps, in delta and in minus its slope.
+    index_below: Int[RealArray, ""]  # The index of the grid point below eps.
+    sums: Float[RealArray, "2"]  # The tilted delta and minus its slope.
 
 
 @pytree
@@ -85,16 +86,20 @@ class ComposedPLD(ComposedProfile):
 
     start: Real  # The first grid point.
     step: Real  # h.
-    g: RealArray  # The tilted masses, of sum about 1.
-    smooth: RealArray  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
-    tilt: RealArray  # c.
-    log_scale: RealArray  # K(c).
-    first: RealArray  # The number of the first grid point.
+    g: Float[RealArray, " points"]  # The tilted masses, of sum about 1.
+    smooth: Float[
+        RealArray, " points"
+    ]  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
+    tilt: Float[RealArray, ""]  # c.
+    log_scale: Float[RealArray, ""]  # K(c).
+    first: Float[RealArray, ""]  # The number of the first grid point.
     spectrum: list[Any]  # The transforms of all masses, and of the sums of lumped ones if there may be some.
     losses: tuple[_LossOnGrid, ...]  # The losses that are composed.
     # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0; JAX arrays have as many zeros before them.
-    weights: RealArray
-    kinks: RealArray  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
+    weights: Float[RealArray, "2 distances"]
+    kinks: Float[
+        RealArray, "powers 6"
+    ]  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
 
     def empty(self) -> _Evaluation:
         xp = namespace(self.g)
@@ -113,30 +118,30 @@ class ComposedPLD(ComposedProfile):
         log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
         return (log_delta, xp.where(possible, -sums[1] / value, 0.0), _Evaluation(epsilon, kink_weights, index, sums))
 
-    def _sums_above(self, index: RealArray) -> Any:
+    def _sums_above(self, index: Int[RealArray, ""]) -> Any:
         """Return the sums of weighted masses above eps as if eps were a grid point; ``_at_distance`` corrects them."""
         if namespace(self.g) is np:
             g = self.g[index + 1 :]
             return [(g * row[: len(g)]).sum() for row in self.weights]
         return (self.g * self._weights_above(index)).sum(-1)
 
-    def _weights_above(self, index: RealArray) -> RealArray:
+    def _weights_above(self, index: Int[RealArray, ""]) -> Float[RealArray, "2 points"]:
         weights = self.weights
         return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - index, SIZE)
 
-    def _at_distance(self, index: RealArray, position: Real, weights: Any) -> RealArray:
+    def _at_distance(self, index: Int[RealArray, ""], position: Real, weights: Any) -> Float[RealArray, " 2 *points"]:
         """Return the weights, or sums by them, for the true distance from eps to the first grid point above it."""
         xp, (delta, slope) = namespace(position, weights), weights
         x = xp.maximum((index + 1 - position) * self.step, 0.0)
         fall = xp.where(position <= SIZE - 3, xp.exp(-self.tilt * x), 0.0)  # Nothing is above the window.
         return xp.stack([fall * (delta - xp.expm1(-x) * slope), fall * xp.exp(-x) * slope])
 
-    def _position(self, epsilon: Real) -> tuple[RealArray, Real]:
+    def _position(self, epsilon: Real) -> tuple[Int[RealArray, ""], Real]:
         xp = namespace(self.g, epsilon)
         position = (epsilon - self.start) / self.step
         return xp.clip(xp.floor(position), 2, SIZE - 4).astype(int), position
 
-    def _kink_weights(self, s: RealArray) -> RealArray:
+    def _kink_weights(self, s: Float[RealArray, ""]) -> Float[RealArray, "2 6"]:
         """Return the weights of the smooth masses around eps in the corrections of delta and of minus its slope."""
         xp = namespace(self.g, s)
         # Each row, and its derivative in s, by one product.
@@ -191,7 +196,9 @@ class ComposedPLD(ComposedProfile):
             derivatives.append(replace(term, losses=losses, mu=0.0 * term.mu, count=scale * by_count))
         return tuple(derivatives), -scale * slope
 
-    def _by_losses(self, on_grid: _LossOnGrid, by_mass: RealArray, scale: RealArray) -> PrivacyLossDistribution:
+    def _by_losses(
+        self, on_grid: _LossOnGrid, by_mass: Float[RealArray, "spectra points"], scale: RealArray
+    ) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         xp = namespace(by_mass)
         interpolation = cast(GridInterpolation, on_grid.interpolation)
@@ -220,7 +227,7 @@ _ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).asty
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
 
 
-def _bernoulli_polynomials() -> np.ndarray:
+def _bernoulli_polynomials() -> Float[np.ndarray, "orders powers"]:
     """Return the coefficients of the Bernoulli polynomials B_n(t), n = 0 to ``_TERMS``, by powers of t, in rows."""
     numbers = [Fraction(1)]
     for n in range(1, _TERMS + 1):
@@ -232,7 +239,7 @@ def _bernoulli_polynomials() -> np.ndarray:
 _BERNOULLI = _bernoulli_polynomials()[2:] / _POWERS[2:, None]  # B_n(t)/n for n from 2.
 
 
-def _kinks(c: RealArray, step: Real) -> RealArray:
+def _kinks(c: Float[RealArray, ""], step: Real) -> Float[RealArray, "powers 6"]:
     """Return the weights of Taylor coefficients in the correction of smooth masses at the kink, by powers of t.
 
     The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
@@ -245,7 +252,7 @@ def _kinks(c: RealArray, step: Real) -> RealArray:
     return (cast_like(_BERNOULLI, c)[..., None] * products[:, None]).sum(0)
 
 
-def _weights(c: RealArray, step: Real) -> RealArray:
+def _weights(c: Float[RealArray, ""], step: Real) -> Float[RealArray, "2 distances"]:
     """Return ``ComposedPLD.weights``, from products of short tables."""
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
@@ -263,24 +270,28 @@ def _weights(c: RealArray, step: Real) -> RealArray:
     return weights if xp is np else _padded(weights)
 
 
-def _padded(weights: RealArray) -> RealArray:
+def _padded(weights: Float[RealArray, "2 points"]) -> Float[RealArray, "2 distances"]:
     return namespace(weights).pad(weights, ((0, 0), (SIZE, 0)))
 
 
-def _log(spectrum: RealArray) -> RealArray:
+def _log(spectrum: Inexact[RealArray, "*spectra frequencies"]) -> Inexact[RealArray, "*spectra frequencies"]:
     """Return the logarithm of a transform, 0 where it has none."""
     xp = namespace(spectrum)
     return xp.log(xp.where(xp.abs(spectrum) > _MIN_TRANSFORM, spectrum, 1.0))
 
 
-def _slice(values: RealArray, start: RealArray, size: int) -> RealArray:
+def _slice(
+    values: Float[RealArray, "*rows points"], start: Int[RealArray, ""], size: int
+) -> Float[RealArray, "*rows {size}"]:
     """Return ``size`` values from ``start`` along the last axis."""
     if namespace(values) is np:
         return values[..., start : start + size]
     return jax.lax.dynamic_slice_in_dim(values, start, size, -1)
 
 
-def _embedded(values: RealArray, start: RealArray, size: int) -> RealArray:
+def _embedded(
+    values: Float[RealArray, "*rows points"], start: Int[RealArray, ""], size: int
+) -> Float[RealArray, "*rows {size}"]:
     """Return zeros along the last axis with the values from ``start`` on."""
     xp = namespace(values)
     zeros = xp.zeros((*values.shape[:-1], size), values.dtype)
@@ -293,12 +304,12 @@ def _embedded(values: RealArray, start: RealArray, size: int) -> RealArray:
 class Grid(NamedTuple):
     """The step, a grid point next to each part's mean (for a Gaussian its mean), and the lower end of the window."""
 
-    step: RealArray
+    step: Float[RealArray, ""]
     offsets: list[Real]
     low: np.ndarray
 
 
-def compose(tilted: Sequence[TiltedLoss], c: RealArray, grid: Grid) -> ComposedPLD:
+def compose(tilted: Sequence[TiltedLoss], c: Float[RealArray, ""], grid: Grid) -> ComposedPLD:
     """Return the distribution of the sum of all losses; the tilt c and the grid affect the precision only."""
     xp, step = namespace(c), grid.step
     terms = []
@@ -324,7 +335,7 @@ def compose(tilted: Sequence[TiltedLoss], c: RealArray, grid: Grid) -> ComposedP
     return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _kinks(c, step))
 
 
-def choose_grid(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> Grid:
+def choose_grid(tilted: Sequence[TiltedLoss], c: Float[RealArray, ""], coarse: LossTuple) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later. The
@@ -363,7 +374,7 @@ def _count_of_atoms(count: Real) -> RealArray:
     return namespace(count).where(count <= MAX_SAMPLED_RELEASES, count, 1e30)
 
 
-def _reach(tilted: Sequence[TiltedLoss], c: RealArray, coarse: LossTuple) -> RealArray:
+def _reach(tilted: Sequence[TiltedLoss], c: Float[RealArray, ""], coarse: LossTuple) -> Float[RealArray, "2"]:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c)
     variance = sum(loss.term.count * loss.variance for loss in tilted)

@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
 from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
-from dpkernels.numerics import Boolean, Real, RealArray, cast_like, namespace, sums_by_index, without_derivative
+from dpkernels.numerics import Real, RealArray, cast_like, namespace, sums_by_index, without_derivative
 from dpkernels.pytrees import PyTree, pytree
+from dpkernels.shapes import Bool, Float, Int
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights in powers of the
 # distance of the outcome from that point.
@@ -48,15 +48,15 @@ _ATOM_RATIO = 20.0  # and how many times the sum of its two neighbours a mass is
 class GridInterpolation:
     """Outcomes, distributed over the grid points around them."""
 
-    mass: Any  # The tilted masses of the outcomes.
-    on_grid: Boolean  # Whether an outcome is an atom on the grid.
+    mass: Float[Any, " outcomes"]  # The tilted masses of the outcomes.
+    on_grid: Bool[RealArray, " outcomes"]  # Whether an outcome is an atom on the grid.
     # Whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on a scale
     # that no grid resolves.
-    lumped: RealArray
-    index_below: Any  # The index of the grid point below each outcome.
-    fraction: Any  # The distance from it, in steps.
+    lumped: Bool[RealArray, " outcomes"]
+    index_below: Int[Any, " outcomes"]  # The index of the grid point below each outcome.
+    fraction: Float[Any, " outcomes"]  # The distance from it, in steps.
 
-    def masses(self, size: int) -> list[RealArray]:
+    def masses(self, size: int) -> list[Float[RealArray, " {size}"]]:
         """Return all tilted masses on the grid, and those of lumped outcomes if there may be some."""
         xp = namespace(self.mass)
         if xp is not np:
@@ -67,7 +67,9 @@ class GridInterpolation:
         rows = [heavy, lumped] if lumped.any() else [heavy]
         return [_spread(size, self.mass[chosen], self.index_below[chosen], self.fraction[chosen]) for chosen in rows]
 
-    def interpolate(self, grid: RealArray, at_atoms: RealArray) -> tuple[Array, Array]:
+    def interpolate(
+        self, grid: Float[RealArray, " points"], at_atoms: Float[RealArray, " points"]
+    ) -> tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"]]:
         """Return the values of a function on the grid at all outcomes, and its derivative in the step."""
         xp = namespace(grid)
         index = xp.mod(self.index_below + POINTS[:, None], len(grid))
@@ -76,7 +78,12 @@ class GridInterpolation:
         return value.sum(0), slope.sum(0)
 
 
-def _spread(size: int, mass: np.ndarray, index: np.ndarray, fraction: np.ndarray) -> np.ndarray:
+def _spread(
+    size: int,
+    mass: Float[np.ndarray, " outcomes"],
+    index: Int[np.ndarray, " outcomes"],
+    fraction: Float[np.ndarray, " outcomes"],
+) -> Float[np.ndarray, " {size}"]:
     """Return the masses on the grid of plain numbers, by sums of mass times powers of the distances."""
     # The losses of one of many releases are next to each other on the grid.
     low = index.min()
@@ -89,7 +96,9 @@ def _spread(size: int, mass: np.ndarray, index: np.ndarray, fraction: np.ndarray
     return np.bincount(position.ravel(), (COEFFICIENTS.T @ sums).ravel(), size)
 
 
-def lagrange_weights(fraction: RealArray, coefficients: np.ndarray = COEFFICIENTS) -> RealArray:
+def lagrange_weights(
+    fraction: Float[RealArray, " outcomes"], coefficients: Float[np.ndarray, "powers 6"] = COEFFICIENTS
+) -> Float[RealArray, "6 outcomes"]:
     """Return the weights of Lagrange interpolation, or other polynomials of the distance, of shape (6, n)."""
     value: Any = 0.0
     for row in cast_like(coefficients, fraction)[::-1]:
@@ -97,14 +106,19 @@ def lagrange_weights(fraction: RealArray, coefficients: np.ndarray = COEFFICIENT
     return value
 
 
-def taylor_shift(s: RealArray) -> tuple[RealArray, RealArray]:
+def taylor_shift(s: Float[RealArray, ""]) -> tuple[Float[RealArray, "6 6"], Float[RealArray, "6 6"]]:
     """Return the matrix that turns a polynomial's coefficients at 0 into those at s, and its derivative in s."""
     power = namespace(s).power
     return power(s, _UPPER) * cast_like(_SHIFT, s), power(s, np.maximum(_UPPER - 1, 0)) * cast_like(_UPPER * _SHIFT, s)
 
 
 def interpolate_on_grid(
-    nodes: PrivacyLossDistribution, mass: RealArray, offset: Real, step: Real, size: int, count: Real = 1
+    nodes: PrivacyLossDistribution,
+    mass: Float[RealArray, " outcomes"],
+    offset: Real,
+    step: Real,
+    size: int,
+    count: Real = 1,
 ) -> GridInterpolation:
     """Return masses on grid points offset + k step, entry k modulo ``size``; atoms near the grid are lumped."""
     loss = nodes.finite[1]
@@ -123,8 +137,8 @@ def interpolate_on_grid(
 
 
 def heaviest_atoms(
-    nodes: PrivacyLossDistribution, mass: RealArray, count: int = 1
-) -> tuple[RealArray, RealArray, RealArray]:
+    nodes: PrivacyLossDistribution, mass: Float[RealArray, " outcomes"], count: int = 1
+) -> tuple[Float[RealArray, ""], Float[RealArray, " {count}"], Float[RealArray, " {count}"]]:
     """Return the heaviest atom's loss, the next heaviest ones' distances from it (0 if absent), and their masses."""
     loss, is_atom = nodes.finite[1], nodes.width == 0
     xp = namespace(loss)
@@ -141,15 +155,19 @@ def heaviest_atoms(
         return (mass, latest), (latest - heaviest, mass.max())
 
     if xp is not np and count > 1:
-        return heaviest, *jax.lax.scan(advance, (mass, latest), length=count)[1]
+        _, (distances, masses) = jax.lax.scan(advance, (mass, latest), length=count)
+        return heaviest, distances, masses
     state, next_atoms = (mass, latest), []
     for _ in range(count):
         state, atom = advance(state, None)
         next_atoms.append(atom)
-    return heaviest, *(xp.stack(column) for column in zip(*next_atoms, strict=True))
+    distances, masses = (xp.stack(column) for column in zip(*next_atoms, strict=True))
+    return heaviest, distances, masses
 
 
-def step_on_atoms(least: Real, distances: RealArray, masses: RealArray, count: Real = 1) -> RealArray:
+def step_on_atoms(
+    least: Real, distances: Float[RealArray, " atoms"], masses: Float[RealArray, " atoms"], count: Real = 1
+) -> Float[RealArray, ""]:
     """Return a step of at least ``least`` that divides the distance of two atoms, by an even number if possible.
 
     A third atom in the middle is then on the grid. Of the steps that are up to a quarter wider, the one is taken for
@@ -196,7 +214,9 @@ def pointwise_maximum(distributions: list[PrivacyLossDistribution]) -> PrivacyLo
     return join([finite, PrivacyLossDistribution(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])
 
 
-def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: RealArray) -> RealArray:
+def _connect_dots(
+    nodes: PrivacyLossDistribution, offset: Real, step: Float[RealArray, ""]
+) -> Float[RealArray, " points"]:
     """Return masses on a grid: every outcome is split between two points, keeping its masses under p and q."""
     loss = nodes.finite[1]
     xp = namespace(loss, step)
@@ -208,7 +228,7 @@ def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: RealArray)
     return sums_by_index(_SIZE, index, mass - upper_mass)[0] + sums_by_index(_SIZE, index + 1, upper_mass)[0]
 
 
-def profile_on_grid(masses: RealArray, step: Real) -> RealArray:
+def profile_on_grid(masses: Float[RealArray, " points"], step: Real) -> Float[RealArray, " points"]:
     """Return delta at grid points from masses at them, both from the largest loss down, as sums of positive terms.
 
     delta_k = delta_(k-1) + (1 - e^-h) B_(k-1), where B_k = w_k + e^-h B_(k-1).
@@ -216,7 +236,7 @@ def profile_on_grid(masses: RealArray, step: Real) -> RealArray:
     return decayed(-namespace(step).expm1(-step) * _next(decayed(masses, step)), 0.0 * step)
 
 
-def masses_of_profile(profile: RealArray, step: Real) -> RealArray:
+def masses_of_profile(profile: Float[RealArray, " points"], step: Real) -> Float[RealArray, " points"]:
     """Return the masses that have this profile on the grid."""
     xp = namespace(profile, step)
     B = (profile - _next(profile)) / -xp.expm1(-step)
@@ -224,6 +244,6 @@ def masses_of_profile(profile: RealArray, step: Real) -> RealArray:
     return B - xp.exp(-step) * _next(B)
 
 
-def _next(values: RealArray) -> Real:
+def _next(values: Float[RealArray, " points"]) -> Float[RealArray, " points"]:
     xp = namespace(values)
     return xp.concatenate([xp.zeros_like(values[:1]), values[:-1]])

@@ -32,6 +32,7 @@ from dpkernels.numerics import (
     without_derivative,
 )
 from dpkernels.proven import proven
+from dpkernels.shapes import Float, Int
 
 MAX_JOINT_OUTCOMES = 1 << 18  # The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
 _MAX_MIXED_OUTCOMES = 1 << 12  # The same number for one mechanism, or for some that are no tables but have few losses.
@@ -46,22 +47,22 @@ _RTOL = 1e-15  # The relative tolerance of a search for an eps.
 class JointOutcomes(NamedTuple):
     """Logs of the probabilities of every joint outcome under p and under q, for one neighbour direction."""
 
-    log_p: RealArray
-    log_q: RealArray
+    log_p: Float[RealArray, " outcomes"]
+    log_q: Float[RealArray, " outcomes"]
 
-    def _loss(self) -> tuple[RealArray, Boolean]:
+    def _loss(self) -> tuple[Float[RealArray, " outcomes"], Boolean]:
         """Return the losses, and whether a probability is NaN, which comparisons would take for no loss."""
         xp = namespace(self.log_p, self.log_q)
         return log_ratio(self.log_p, self.log_q), (xp.isnan(self.log_p) | xp.isnan(self.log_q)).any()
 
-    def delta(self, epsilon: Real) -> RealArray:
+    def delta(self, epsilon: Real) -> Float[RealArray, ""]:
         xp = namespace(self.log_p, self.log_q, epsilon)
         loss, is_unknown = self._loss()
         exponent = xp.minimum(xp.minimum(epsilon, xp.finfo(self.log_p.dtype).max) - loss, 0.0)  # Also for infinite eps.
         total = (xp.exp(self.log_p) * -xp.expm1(exponent)).sum()
         return xp.where(is_unknown, np.nan, total - without_derivative(xp.maximum(total - 1.0, 0.0)))
 
-    def epsilon(self, delta: Real) -> RealArray:
+    def epsilon(self, delta: Real) -> Float[RealArray, ""]:
         """Return the least eps >= 0 at one delta.
 
         Between two losses delta is P - e^(eps - l) R, for all outcomes with larger losses l' and the smallest of these,
@@ -119,7 +120,15 @@ def are_tables(releases: tuple[RepeatedReleases, ...]) -> bool:
     return all(isinstance(pair, Atoms) for term in releases for pair in term.pairs)
 
 
-def _tables(term: RepeatedReleases) -> tuple[tuple[RealArray, RealArray], tuple[RealArray, RealArray]] | None:
+def _tables(
+    term: RepeatedReleases,
+) -> (
+    tuple[
+        tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"]],
+        tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"]],
+    ]
+    | None
+):
     """Return the probabilities of one release under p and q, and those of the mirror, or None if it is no table.
 
     A bound of a pair has masses of its own in each direction.
@@ -144,7 +153,7 @@ def _tables(term: RepeatedReleases) -> tuple[tuple[RealArray, RealArray], tuple[
     return (p, q), (q, p)
 
 
-def _log_repeated(mass: RealArray, count: int) -> RealArray:
+def _log_repeated(mass: Float[RealArray, " outcomes"], count: int) -> Float[RealArray, " joint_outcomes"]:
     """Return the logs of the probabilities of all counts of the outcomes; NaN stays."""
     xp = namespace(mass)
     logs = xp.where(xp.isnan(mass), np.nan, log_or_minus_inf(mass))
@@ -157,7 +166,9 @@ def _log_repeated(mass: RealArray, count: int) -> RealArray:
 
 
 @lru_cache(maxsize=16)
-def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
+def _counts(
+    count: int, outcomes: int
+) -> tuple[Int[np.ndarray, "joint_outcomes {outcomes}"], Float[np.ndarray, " joint_outcomes"]]:
     """Return all counts of the outcomes, and the log of the number of orders of each."""
     if outcomes == 1:
         return np.full((1, 1), count), np.zeros(1)
@@ -234,7 +245,7 @@ class FewOutcomes(ClosedForm):
         return np.append(points_around(float(loss[min(index, len(loss) - 1)])), 0.0)
 
     @cached_property
-    def _sorted(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _sorted(self) -> list[tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"]]]:
         """Return, for every direction, the different losses, falling, and the masses of p and q from each on."""
         columns = []
         for log_p, log_q in self.directions:

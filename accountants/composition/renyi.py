@@ -38,6 +38,7 @@ from dpkernels.numerics import (
     namespace,
     without_derivative,
 )
+from dpkernels.shapes import Float, Int
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 _HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
@@ -82,7 +83,7 @@ def renyi_divergence(guarantee: GuaranteeLike, order: Real) -> Real:
 
 
 @jax.jit
-def _divergence_of_traced(guarantee: GuaranteeLike, order: jax.Array) -> jax.Array:
+def _divergence_of_traced(guarantee: GuaranteeLike, order: Float[jax.Array, ""]) -> Float[jax.Array, ""]:
     value, is_resolved = _divergence(guarantee, order.astype(jnp.result_type(order, *jax.tree.leaves(guarantee))))
     return jnp.where(is_resolved, value, jnp.inf)
 
@@ -137,7 +138,7 @@ def _losses(term: RepeatedReleases, pair_index: int, mirror: bool) -> PrivacyLos
     return losses.mirrored() if mirror else losses
 
 
-def _log_q(losses: PrivacyLossDistribution) -> RealArray:
+def _log_q(losses: PrivacyLossDistribution) -> Float[RealArray, " outcomes"]:
     """Return log q of outcomes: where q underflows, and the loss is finite, log p less the loss."""
     xp = namespace(losses.p, losses.loss)
     is_lost = (losses.q < xp.finfo(losses.q.dtype).tiny) & (losses.p > 0) & (losses.loss < np.inf)
@@ -148,13 +149,15 @@ def _log_q(losses: PrivacyLossDistribution) -> RealArray:
 class _Terms(NamedTuple):
     """Values q g(l) = e^size u of an integrand at points along a last axis."""
 
-    size: RealArray  # inf where q is 0 and p is not.
-    factor: RealArray  # u, from 0 to a.
+    size: Float[RealArray, "*panels nodes"]  # inf where q is 0 and p is not.
+    factor: Float[RealArray, "*panels nodes"]  # u, from 0 to a.
     # Relative errors: if losses have full precision, and if they are differences of log densities.
-    error: RealArray
-    noise: RealArray
+    error: Float[RealArray, "*panels nodes"]
+    noise: Float[RealArray, "*panels nodes"]
 
-    def sum(self, weights: RealArray | float) -> tuple[RealArray, RealArray, RealArray]:
+    def sum(
+        self, weights: Float[RealArray, " nodes"] | float
+    ) -> tuple[Float[RealArray, "*panels"], Float[RealArray, "*panels"], Float[RealArray, "*panels"]]:
         """Return the log of the weighted sum, and bounds of its relative error and noise."""
         xp = namespace(self.size)
         top = without_derivative(self.size.max(-1, keepdims=True))
@@ -167,7 +170,7 @@ class _Terms(NamedTuple):
         return top[..., 0] + log_or_minus_inf(total), error, noise
 
 
-def _terms(log_q: Real, loss: RealArray, log_p: Real, c: Real) -> _Terms:
+def _terms(log_q: Real, loss: Float[RealArray, "*panels nodes"], log_p: Real, c: Real) -> _Terms:
     xp, a = namespace(log_q, loss, c), 1 + c
     is_infinite, is_minus_infinity = (loss == np.inf) & (log_p > -np.inf), loss == -np.inf
     is_finite = (log_q > -np.inf) & (loss < np.inf)
@@ -192,7 +195,7 @@ def _terms(log_q: Real, loss: RealArray, log_p: Real, c: Real) -> _Terms:
     return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
 
 
-def _series(loss: RealArray, c: Real) -> RealArray:
+def _series(loss: Float[RealArray, "*panels nodes"], c: Real) -> Float[RealArray, "*panels nodes"]:
     """Return g at small losses: the sum over k from 2 of (a^k - a) l^k/k! = (1 - a^(1 - k)) (a l)^k/k!."""
     xp = namespace(loss, c)
     x, log_a, value = (1 + c) * loss, xp.log1p(c), 0.0
@@ -201,7 +204,7 @@ def _series(loss: RealArray, c: Real) -> RealArray:
     return value * x
 
 
-def _log_sum(logs: RealArray) -> float:
+def _log_sum(logs: Float[RealArray, " terms"]) -> float:
     xp = namespace(logs)
     top = without_derivative(logs.max())
     top = xp.where(xp.isfinite(top), top, 0.0)
@@ -215,9 +218,9 @@ def _log_sum(logs: RealArray) -> float:
 class _Coordinates:
     """Points x = base + span t of pieces: 0 < t < 1 in a piece with two ends, and other t in a piece without."""
 
-    base: RealArray
-    span: RealArray
-    edges: RealArray  # The ends of the first panels in t, of shape (pieces, edges).
+    base: Float[RealArray, " pieces"]
+    span: Float[RealArray, " pieces"]
+    edges: Float[RealArray, "pieces edges"]  # The ends of the first panels in t, of shape (pieces, edges).
 
     @classmethod
     def from_pieces(cls, pieces: SmoothPieces) -> _Coordinates:
@@ -239,7 +242,9 @@ class _Coordinates:
         edges = xp.where((upper > lower)[:, None], xp.concatenate([negative, positive], 1), 0.0)
         return cls(base, span, edges)
 
-    def first_panels(self) -> tuple[RealArray, RealArray, RealArray]:
+    def first_panels(
+        self,
+    ) -> tuple[Int[RealArray, " panels"], Float[RealArray, " panels"], Float[RealArray, " panels"]]:
         start, end = self.edges[:, :-1], self.edges[:, 1:]
         piece, edge = np.nonzero(end > start)
         return piece, start[piece, edge], end[piece, edge]
@@ -248,27 +253,27 @@ class _Coordinates:
 class _Panels(NamedTuple):
     """Panels of pieces, and what is known of their integrals."""
 
-    piece: RealArray
-    start: RealArray
-    end: RealArray
-    whole: RealArray  # The log of the integral by the nodes of the whole panel.
-    halves: RealArray  # The logs of the integrals of both halves, along a last axis.
+    piece: Int[RealArray, " panels"]
+    start: Float[RealArray, " panels"]
+    end: Float[RealArray, " panels"]
+    whole: Float[RealArray, " panels"]  # The log of the integral by the nodes of the whole panel.
+    halves: Float[RealArray, "panels 2"]  # The logs of the integrals of both halves, along a last axis.
     bound: Any  # The log of the integral of an extrapolated largest value.
-    error: RealArray  # Bounds of the relative error and noise; see ``_Terms``.
-    noise: RealArray
+    error: Float[RealArray, " panels"]  # Bounds of the relative error and noise; see ``_Terms``.
+    noise: Float[RealArray, " panels"]
 
     @property
-    def log_value(self) -> np.ndarray:
+    def log_value(self) -> Float[np.ndarray, " panels"]:
         return np.logaddexp(self.halves[:, 0], self.halves[:, 1])
 
     @property
-    def difference(self) -> np.ndarray:
+    def difference(self) -> Float[np.ndarray, " panels"]:
         """Return the relative difference of the integrals by the panels and by their halves."""
         value = self.log_value
         difference = np.where(value == self.whole, 0.0, self.whole - value)
         return np.abs(np.expm1(np.where(difference < _MAX_EXPONENT, difference, _MAX_EXPONENT)))
 
-    def log_unknown(self, noise: RealArray) -> np.ndarray:
+    def log_unknown(self, noise: Float[RealArray, " panels"]) -> Float[np.ndarray, " panels"]:
         """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
         difference = self.difference
         errors = self.log_value + log_or_minus_inf(np.where(difference > noise, difference, 0.0))
@@ -289,9 +294,9 @@ class _Panels(NamedTuple):
 class _Integral(NamedTuple):
     """The integral of q g(l) over pieces, and the panels that matter."""
 
-    piece: RealArray
-    start: RealArray
-    end: RealArray
+    piece: Int[RealArray, " panels"]
+    start: Float[RealArray, " panels"]
+    end: Float[RealArray, " panels"]
     log_value: Any
     error: Any  # A bound of the relative error.
     is_resolved: Boolean
@@ -389,10 +394,10 @@ def _evaluate(
     pieces: SmoothPieces,
     coordinates: _Coordinates,
     c: Real,
-    piece: RealArray,
-    start: RealArray,
-    end: RealArray,
-    integrals: RealArray | None = None,
+    piece: Int[RealArray, " panels"],
+    start: Float[RealArray, " panels"],
+    end: Float[RealArray, " panels"],
+    integrals: Float[RealArray, " panels"] | None = None,
 ) -> _Panels:
     """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
     xp, row = namespace(c, start), piece[:, None]
@@ -416,7 +421,7 @@ def _evaluate(
     return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
 
 
-def _extrapolated(logs: RealArray) -> RealArray:
+def _extrapolated(logs: Float[RealArray, "panels nodes"]) -> Float[RealArray, " panels"]:
     """Return the largest value of functions between their nodes, as if they were concave there."""
     xp, gaps = namespace(logs), cast_like(_GAPS, logs)
     logs = xp.where(logs == logs, logs, -np.inf)

@@ -39,6 +39,7 @@ from dpkernels.numerics import (
     without_derivative,
 )
 from dpkernels.pytrees import PyTree, pytree
+from dpkernels.shapes import Float
 from dpkernels.solve import while_loop
 
 ROWS = 2048  # The most counts of the lightest loss that are kept.
@@ -63,12 +64,14 @@ _HALF_LOG = math.log(2 * math.pi) / 2  # log(2 pi)/2 of that series.
 class ThreePointLoss(ComposedProfile):
     """The sum of n independent losses that have three values."""
 
-    mass: RealArray  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
-    loss: RealArray
-    count: RealArray  # n.
-    tilt: RealArray  # c, which decides which counts are summed, and changes no value.
+    mass: Float[
+        RealArray, "3"
+    ]  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
+    loss: Float[RealArray, "3"]
+    count: Float[RealArray, ""]  # n.
+    tilt: Float[RealArray, ""]  # c, which decides which counts are summed, and changes no value.
 
-    def tilted(self) -> RealArray:
+    def tilted(self) -> Float[RealArray, "3"]:
         """Return masses times e^(c l), made to sum to 1."""
         xp = namespace(self.mass, self.tilt)
         size = xp.log(self.mass) + self.tilt * self.loss
@@ -98,7 +101,7 @@ class ThreePointLoss(ComposedProfile):
         return ThreePointLoss(stack(by_mass) / self.mass, stack(by_loss), by_count, 0.0 * self.tilt), -slope
 
 
-def three_point_loss(term: RepeatedLoss, tilt: RealArray) -> tuple[ThreePointLoss, Boolean]:
+def three_point_loss(term: RepeatedLoss, tilt: Float[RealArray, ""]) -> tuple[ThreePointLoss, Boolean]:
     """Return the sum of losses reduced to the largest, least and heaviest other one, and whether these are all."""
     log_p, loss = cast(PrivacyLossDistribution, term.losses).finite
     xp = namespace(log_p, tilt)
@@ -118,7 +121,7 @@ def three_point_loss(term: RepeatedLoss, tilt: RealArray) -> tuple[ThreePointLos
     ).any()
 
 
-def _rows(releases: ThreePointLoss, count: RealArray) -> tuple[Real, Real]:
+def _rows(releases: ThreePointLoss, count: Float[RealArray, ""]) -> tuple[Real, Real]:
     xp = namespace(releases.mass, count)
     mean = count * releases.tilted().min()
     reach = _DEVIATIONS * xp.sqrt(mean) + _FURTHER_COUNTS
@@ -131,7 +134,7 @@ def is_enumerable(releases: ThreePointLoss) -> Boolean:
     return last - first < ROWS
 
 
-def _sums(releases: ThreePointLoss, count: RealArray, epsilon: Real) -> RealArray:
+def _sums(releases: ThreePointLoss, count: Float[RealArray, ""], epsilon: Real) -> Float[RealArray, "2 4"]:
     """Return the sums above eps of p - e^eps q and of e^eps q, and these times each outcome's count: (2, 4)."""
     xp = namespace(releases.mass, epsilon)
     order = xp.argsort(releases.tilted())
@@ -151,7 +154,13 @@ def _sums(releases: ThreePointLoss, count: RealArray, epsilon: Real) -> RealArra
     return total[:, xp.concatenate([xp.zeros(1, int), 1 + xp.argsort(order)])]
 
 
-def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: RealArray) -> RealArray:
+def _row_sums(
+    n: Float[RealArray, ""],
+    mass: Float[RealArray, "3"],
+    loss: Float[RealArray, "3"],
+    epsilon: Real,
+    a: Float[RealArray, " counts"],
+) -> Float[RealArray, "2 4 counts"]:
     """Return the terms of ``_sums`` for each a, of shape (2, 4, a)."""
     xp = namespace(mass, epsilon, a)
     m = xp.maximum(n - a, 0.0)
@@ -182,7 +191,9 @@ def _row_sums(n: RealArray, mass: RealArray, loss: RealArray, epsilon: Real, a: 
     return xp.stack([p - q, q])
 
 
-def _integrals(k: RealArray, m: RealArray, t: RealArray) -> RealArray:
+def _integrals(
+    k: Float[RealArray, "2 counts"], m: Float[RealArray, " counts"], t: Float[RealArray, "2 counts"]
+) -> Float[RealArray, "2 counts"]:
     """Return k times the integral of e^-phi over v > 0, by Gauss-Legendre in sqrt(v); 1 <= k <= m and k >= m t."""
     xp = namespace(k, t)
     tiny = xp.finfo(k.dtype).tiny
@@ -199,7 +210,13 @@ def _integrals(k: RealArray, m: RealArray, t: RealArray) -> RealArray:
     return k * end * (value * cast_like(_WEIGHTS, end)).sum(-1)
 
 
-def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b: RealArray) -> RealArray:
+def _probabilities(
+    n: Float[RealArray, ""],
+    mass: Float[RealArray, "3"],
+    a: Float[RealArray, " counts"],
+    m: Float[RealArray, " counts"],
+    b: Float[RealArray, "2 counts"],
+) -> Float[RealArray, "2 2 counts"]:
     """Return P_n(a) and P(a, b) = n!/prod k_j! prod p_j^k_j, with b in two rows: (2, 2, a)."""
     xp = namespace(mass, a)
     counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
@@ -210,7 +227,9 @@ def _probabilities(n: RealArray, mass: RealArray, a: RealArray, m: RealArray, b:
     return xp.exp(log_first + xp.stack([xp.stack([log_others, log_others]), xp.stack(log_b[:2]) + xp.stack(log_b[2:])]))
 
 
-def _log_poisson(k: RealArray, mean: RealArray) -> RealArray:
+def _log_poisson(
+    k: Float[RealArray, "kinds counts"], mean: Float[RealArray, "kinds 1"]
+) -> Float[RealArray, "kinds counts"]:
     """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
     xp, special = namespace(k, mean), special_functions(k)
     small_k = xp.minimum(k, _STIRLING_FROM)

@@ -24,6 +24,7 @@ from accountants.loss_intervals import LOSS_UNITS, LossIntervals, smaller_and_la
 from accountants.privacy_loss import split_intervals
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF, Real
 from dpkernels.proven import proven
+from dpkernels.shapes import Float, Int, Num
 
 _COARSE_STEEPNESS = 3.0  # The width of a panel times steepness at which 4 nodes have a relative error of 10^-4.
 ON_GRID = 1e-9  # The distance from the grid, in steps, up to which an atom is on it.
@@ -41,16 +42,22 @@ class Cells:
 
     first: int  # k of the first cell.
     offset: float  # o.
-    p: np.ndarray  # The mass under p of the lower and the upper half of every cell, an array (cells, 2).
-    gain: np.ndarray  # p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
+    p: Float[
+        np.ndarray, "cells 2"
+    ]  # The mass under p of the lower and the upper half of every cell, an array (cells, 2).
+    gain: Float[np.ndarray, "cells 2"]  # p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
     infinite: float = 0.0  # The mass of p where q is 0.
     neglected: float = 0.0  # A bound on the mass of p, far out, that is in none of the other fields.
     mass_below: float = 0.0  # The mass of p whose loss is below the first cell, and of no other field.
     # Bounds on the errors of p and of the gains, in addition to those of all masses and losses.
-    p_error: np.ndarray | float = 0.0
-    gain_error: np.ndarray | float = 0.0
-    displacement: np.ndarray | float = 0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
-    lower: tuple[np.ndarray, np.ndarray] | None = None  # p and gains with all errors subtracted; None: computed.
+    p_error: Float[np.ndarray, "cells 2"] | float = 0.0
+    gain_error: Float[np.ndarray, "cells 2"] | float = 0.0
+    displacement: Float[np.ndarray, "cells 2"] | float = (
+        0.0  # Bounds on how far a loss may be outside of its half cell, by rounding.
+    )
+    lower: tuple[Float[np.ndarray, "cells 2"], Float[np.ndarray, "cells 2"]] | None = (
+        None  # p and gains with all errors subtracted; None: computed.
+    )
     mass_error: float = MASS_ERROR  # A bound on the relative error of all masses.
     loss_error: float | None = None  # A bound on the error of losses; None: of so many roundings of the largest one.
     tail: Cells | None = None  # Cells of ``ratio`` steps for the losses outside of the window of the others.
@@ -64,7 +71,9 @@ class _Edges:
     step: float
     offset: float
     ratio: int  # Odd.
-    positions: np.ndarray  # Ends in half steps from the offset; the number of half cells of each part is even.
+    positions: Num[
+        np.ndarray, " edges"
+    ]  # Ends in half steps from the offset; the number of half cells of each part is even.
     window: tuple[int, int]  # The half cells of the window.
 
     @classmethod
@@ -84,17 +93,19 @@ class _Edges:
         return cls(step, offset, ratio, np.concatenate(ends), (len(ends[0]), len(ends[0]) + len(ends[1])))
 
     @property
-    def level(self) -> np.ndarray:
+    def level(self) -> Float[np.ndarray, " edges"]:
         return self.offset + self.positions * (self.step / 2)
 
     @property
-    def start(self) -> np.ndarray:
+    def start(self) -> Float[np.ndarray, " half_cells"]:
         """Return the losses at the lower ends of the cells of all half cells."""
         width = np.full(len(self.positions) - 1, 2.0 * self.ratio)
         width[slice(*self.window)] = 2.0
         return self.offset + np.floor(self.positions[:-1] / width) * width * (self.step / 2)
 
-    def split(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(
+        self, values: Num[np.ndarray, " half_cells"]
+    ) -> tuple[Num[np.ndarray, "cells 2"], Num[np.ndarray, "tail_cells 2"]]:
         """Return the values of the half cells of the window, and of those outside, with zeros where the window is."""
         start, stop = self.window
         padding, gap = np.zeros(int(self.positions[start] % 2)), (stop - start) // self.ratio
@@ -106,11 +117,11 @@ class _Edges:
 class _HalfCells(NamedTuple):
     """Masses, gains and bounds of their errors in all half cells; how far losses may be outside; masses beyond."""
 
-    p: np.ndarray
-    gain: np.ndarray
-    p_error: np.ndarray
-    gain_error: np.ndarray
-    displacement: np.ndarray
+    p: Num[np.ndarray, " half_cells"]
+    gain: Num[np.ndarray, " half_cells"]
+    p_error: Num[np.ndarray, " half_cells"]
+    gain_error: Num[np.ndarray, " half_cells"]
+    displacement: Num[np.ndarray, " half_cells"]
     mass_below: float = 0.0
     mass_above: float = 0.0
 
@@ -170,14 +181,18 @@ def cells_on_grid(
     )
 
 
-def subtract_errors(p: np.ndarray, gain: np.ndarray, p_error: Real, gain_error: Real) -> tuple[np.ndarray, np.ndarray]:
+def subtract_errors(
+    p: Num[np.ndarray, " half_cells"], gain: Num[np.ndarray, " half_cells"], p_error: Real, gain_error: Real
+) -> tuple[Float[np.ndarray, " half_cells"], Float[np.ndarray, " half_cells"]]:
     """Return masses and gains with errors subtracted; nothing of a half cell whose gain is lost in its error."""
     reduced_p = np.maximum(p - p_error, 0.0)
     gain = gain * (reduced_p / np.maximum(p, 1e-300)) - gain_error
     return np.where(gain < 0, 0.0, reduced_p), np.maximum(gain, 0.0)
 
 
-def _cells_of_atoms(p: np.ndarray, loss: np.ndarray, edges: _Edges) -> tuple[_HalfCells, float]:
+def _cells_of_atoms(
+    p: Float[np.ndarray, " atoms"], loss: Float[np.ndarray, " atoms"], edges: _Edges
+) -> tuple[_HalfCells, float]:
     """Return what atoms contribute, and a bound on the error of their losses; atoms next to the grid are put on it."""
     level = edges.level
     index = np.clip(np.searchsorted(level, loss), 1, max(len(level) - 1, 1))
@@ -257,7 +272,7 @@ def _cells_of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     is_valid = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
     panels = Panels(start[is_valid], end[is_valid], piece[is_valid])
 
-    def halves(panels: Panels) -> np.ndarray:
+    def halves(panels: Panels) -> Int[np.ndarray, " panels"]:
         middle = pieces.inset((panels.start + panels.end) / 2, panels.piece)
         return np.searchsorted(level, pieces.loss(middle, panels.piece), side="right") - 1
 

@@ -43,6 +43,7 @@ from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.numerics import UNIT_ROUNDOFF, Real, RealArray
 from dpkernels.proven import proven
+from dpkernels.shapes import Float
 
 WIDTH = 1e-5  # The relative width aimed at.
 _FIRST_WIDTH = 4.5e-6  # The relative width of the first grid's bracket, by estimate.
@@ -489,7 +490,9 @@ class _Estimate:
         masses[1] = dataclasses.replace(upper_bound, stage=stage, offset=upper_bound.offset + term.error)
         return masses
 
-    def _sorted(self, term: TermLosses) -> tuple[RealArray, RealArray, np.ndarray]:
+    def _sorted(
+        self, term: TermLosses
+    ) -> tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"], Float[np.ndarray, " outcomes"]]:
         """Return finite rough losses, increasing, with their masses, and masses tilted to a sum of 1."""
         is_finite = np.isfinite(term.rough.loss)
         order = np.argsort(term.rough.loss[is_finite])

@@ -25,6 +25,7 @@ from accountants.composition.interpolation import masses_of_profile, profile_on_
 from accountants.loss_intervals import LOSS_UNITS
 from dpkernels.numerics import UNIT_ROUNDOFF
 from dpkernels.proven import proven
+from dpkernels.shapes import Float
 
 RATIO = 5  # The step of the next coarser grid. It is odd, so that no point is half-way between two of that grid.
 _MASS_ERROR = 1e-12  # A bound on the relative error of the maximum of several profiles.
@@ -36,7 +37,7 @@ _MAX_SHARE_FROM_BELOW = 0.25  # The share of a group's mass that the group above
 class Masses:
     """A bound of one pair: masses of p at the losses offset + (first + j) h and at infinite loss, composed n times."""
 
-    mass: np.ndarray  # The masses under p, not negative; with ``infinite`` they need not sum to 1.
+    mass: Float[np.ndarray, " points"]  # The masses under p, not negative; with ``infinite`` they need not sum to 1.
     first: int  # k of mass[0].
     offset: float  # a shift of the whole grid.
     infinite: float  # The mass of infinite loss.
@@ -71,11 +72,13 @@ def upper_masses(cells: Cells, step: float, count: int) -> Masses:
     return Masses(mass * factor, cells.first, offset, infinite, count, 0, tail, cells.ratio)
 
 
-def _sum(halves: np.ndarray) -> np.ndarray:
+def _sum(halves: Float[np.ndarray, "cells 2"]) -> Float[np.ndarray, " cells"]:
     return halves[:, 0] + halves[:, 1]
 
 
-def raised(mass: np.ndarray, rises: np.ndarray, step: float) -> np.ndarray:
+def raised(
+    mass: Float[np.ndarray, " points"], rises: Float[np.ndarray, " points-1"], step: float
+) -> Float[np.ndarray, " points+1"]:
     """Return the masses with losses that are raised, by less than a step, then spread.
 
     A loss is raised by the larger number of both cells next to it.
@@ -105,8 +108,13 @@ def lower_masses(cells: Cells, step: float, count: int) -> Masses:
 
 @proven("brackets#proof-of-3-below")
 def contracted(
-    p: np.ndarray, gain: np.ndarray, step: float, growth: float = 1.0, *, is_linear: bool = False
-) -> np.ndarray:
+    p: Float[np.ndarray, "cells 2"],
+    gain: Float[np.ndarray, "cells 2"],
+    step: float,
+    growth: float = 1.0,
+    *,
+    is_linear: bool = False,
+) -> Float[np.ndarray, " cells+1"]:
     """Return the masses at grid points of groups, from those of half cells.
 
     Mass p of a half cell at k h that stays adds its gain p - e^(k h) q to the group at k. Mass that joins the group at
@@ -143,7 +151,7 @@ def contracted(
     from_above = np.maximum(-net, 0.0) / np.maximum(np.append(at_below[1:], 0.0) * lowering, 1e-300)
     from_above = np.minimum(from_above, 0.5)
 
-    def from_below(net: np.ndarray) -> np.ndarray:
+    def from_below(net: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
         fractions = np.maximum(net, 0.0) / np.maximum(np.append(0.0, at_above[:-1]) * growth, 1e-300)
         return np.minimum(fractions, _MAX_SHARE_FROM_BELOW) * (np.append(0.0, mass[:-1]) > 0)
 
@@ -181,8 +189,15 @@ def dominating_masses(bounds: Sequence[Masses], step: float) -> Masses:
 
 @proven("sums#proof")
 def coarsened(
-    g: np.ndarray, first: int, step: float, tilt: float, side: int, ratio: int = RATIO, *, is_linear: bool = False
-) -> tuple[np.ndarray, int]:
+    g: Float[np.ndarray, " points"],
+    first: int,
+    step: float,
+    tilt: float,
+    side: int,
+    ratio: int = RATIO,
+    *,
+    is_linear: bool = False,
+) -> tuple[Float[np.ndarray, " coarse_points"], int]:
     """Return tilted masses on a grid of ``ratio`` steps, spread (side 1) or contracted (side -1); and their first k.
 
     Both keep the mean of p/q = e^l, or, if it is linear, that of l.

@@ -26,6 +26,7 @@ from accountants.composition.brackets.monotone import NoGridError, TooManyPoints
 from accountants.composition.self_composed import integer_power
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
+from dpkernels.shapes import Complex, Float, Int
 
 BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
 _NEGLIGIBLE = 1e-11  # The tilted mass, of the whole sum, that may wrap around all grids.
@@ -61,8 +62,8 @@ class NotRareError(TooManyPointsError):
 class ComposedBounds:
     """The composed masses, tilted: p(S) = e^(log_scale - c S) g(S)."""
 
-    loss: np.ndarray  # S, increasing.
-    g: np.ndarray  # The tilted masses.
+    loss: Float[np.ndarray, " points"]  # S, increasing.
+    g: Float[np.ndarray, " points"]  # The tilted masses.
     tilt: float  # c.
     log_scale: float  # The log of the sum of e^(c S) p(S).
     infinite: float  # 1 - prod (1 - m)^n.
@@ -126,7 +127,7 @@ class ComposedBounds:
         return min(q, 1.0), min(self.infinite + p, 1.0)
 
     @cached_property
-    def _tails(self) -> tuple[np.ndarray, np.ndarray]:
+    def _tails(self) -> tuple[Float[np.ndarray, " indices"], Float[np.ndarray, " indices"]]:
         """Return about the masses of q and p of all losses from each index on."""
         with np.errstate(all="ignore"):
             logs = np.log(self.g) + self.log_scale - self.tilt * self.loss
@@ -267,7 +268,7 @@ class _Tilted:
     They are composed ``count`` times.
     """
 
-    g: np.ndarray
+    g: Float[np.ndarray, " points"]
     first: int
     log_scale: float
     count: int
@@ -276,7 +277,7 @@ class _Tilted:
     change: float = 0.0  # The log of the change of the tilted mass of one block on its last grid.
 
     @cached_property
-    def points(self) -> tuple[np.ndarray, np.ndarray]:
+    def points(self) -> tuple[Float[np.ndarray, " summary"], Float[np.ndarray, " summary"]]:
         return _summary(self.g, self.first)
 
     @property
@@ -285,7 +286,7 @@ class _Tilted:
         mean, variance = _mean_and_variance(*self.points)
         return self.count * mean, self.count * variance
 
-    def log_moments(self, slopes: np.ndarray) -> np.ndarray:
+    def log_moments(self, slopes: Float[np.ndarray, " slopes"]) -> Float[np.ndarray, " slopes"]:
         return self.count * _log_moments(*self.points, slopes)
 
     @property
@@ -305,7 +306,7 @@ class _Mixture:
     groups: list[tuple[np.ndarray, int]]  # Of each number of groups: masses on the last grid, and the first point.
     remainders: list[tuple[np.ndarray, int]]  # The same of each number of other common losses, less than a group.
     rare: tuple[np.ndarray, int]
-    weights: np.ndarray  # The probability of each number of rare losses.
+    weights: Float[np.ndarray, " rare_counts"]  # The probability of each number of rare losses.
     log_scale: float  # That of one loss.
     rounding: float
 
@@ -314,7 +315,9 @@ class _Mixture:
         return len(self.weights) - 1
 
     @property
-    def _numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _numbers(
+        self,
+    ) -> tuple[Int[np.ndarray, " rare_counts"], Int[np.ndarray, " rare_counts"], Int[np.ndarray, " rare_counts"]]:
         """Return the numbers of groups, of other common losses, and of rare losses, of every part of the mixture."""
         rare = np.arange(self.count + 1)
         return *np.divmod(self.count - rare, len(self.remainders)), rare
@@ -333,7 +336,7 @@ class _Mixture:
         center = float(self.weights @ means)
         return center, float(self.weights @ (variance + number * rare_variance + (means - center) ** 2))
 
-    def log_moments(self, slopes: np.ndarray) -> np.ndarray:
+    def log_moments(self, slopes: Float[np.ndarray, " slopes"]) -> Float[np.ndarray, " slopes"]:
         groups, remainders, rare = (
             np.array([_log_moments(*part, slopes) for part in parts]).T for parts in self.points
         )
@@ -350,7 +353,7 @@ class _Mixture:
         low, high = (groups[in_groups] + remainders[in_others] + number[:, None] * rare).T
         return float(low.min()), float(high.max())
 
-    def spectrum(self, length: int) -> np.ndarray:
+    def spectrum(self, length: int) -> Complex[np.ndarray, " frequencies"]:
         groups, remainders = ([_spectrum(*part, length) for part in parts] for parts in (self.groups, self.remainders))
         rare, total = _spectrum(*self.rare, length), np.zeros(length // 2 + 1, complex)
         for j, k, number in zip(*(row[::-1] for row in self._numbers), strict=True):  # Horner's rule in rare losses.
@@ -427,8 +430,8 @@ class _Tails:
 
     mean: float  # The mean of the sum, in steps.
     most: tuple[float, float]  # Bounds on the distance of the sum from its mean, to either side.
-    slopes: np.ndarray  # The s > 0 that are tried.
-    sides: list[np.ndarray]  # Log E e^(-s (S - mean)) and log E e^(s (S - mean)).
+    slopes: Float[np.ndarray, " slopes"]  # The s > 0 that are tried.
+    sides: list[Float[np.ndarray, " slopes"]]  # Log E e^(-s (S - mean)) and log E e^(s (S - mean)).
 
     @classmethod
     def from_terms(cls, terms: Sequence[_Tilted | _Mixture]) -> _Tails:
@@ -459,7 +462,9 @@ class _Tails:
         )
 
 
-def _summary(g: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+def _summary(
+    g: Float[np.ndarray, " points"], first: int
+) -> tuple[Float[np.ndarray, " summary"], Float[np.ndarray, " summary"]]:
     """Return (k, g), in increasing order, of blocks spread to their ends.
 
     These are fewer points with the same mean and larger exponential moments. Heavy points stay where they are:
@@ -478,12 +483,14 @@ def _summary(g: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
     return k[order], mass[order]
 
 
-def _mean_and_variance(k: np.ndarray, g: np.ndarray) -> tuple[float, float]:
+def _mean_and_variance(k: Float[np.ndarray, " summary"], g: Float[np.ndarray, " summary"]) -> tuple[float, float]:
     mean = float((g * k).sum())
     return mean, float((g * (k - mean) ** 2).sum())
 
 
-def _log_moments(k: np.ndarray, g: np.ndarray, slopes: np.ndarray) -> np.ndarray:
+def _log_moments(
+    k: Float[np.ndarray, " summary"], g: Float[np.ndarray, " summary"], slopes: Float[np.ndarray, " slopes"]
+) -> Float[np.ndarray, " slopes"]:
     if not len(k):
         return np.full_like(slopes, -np.inf)
     x = slopes[:, None] * k
@@ -532,13 +539,15 @@ def _blocks(
     return blocks
 
 
-def _trimmed(g: np.ndarray, first: int, error: float) -> tuple[np.ndarray, int]:
+def _trimmed(
+    g: Float[np.ndarray, " points"], first: int, error: float
+) -> tuple[Float[np.ndarray, " kept_points"], int]:
     """Return the masses without ends that add up to no more than an error bound, as those by rounding do."""
     lower, upper = (min(_light(ends, error / 2), len(g) - 1) for ends in (g, g[::-1]))
     return (g[lower : len(g) - upper], first + lower) if lower + upper < len(g) else (g, first)
 
 
-def _light(g: np.ndarray, allowed: float) -> int:
+def _light(g: Float[np.ndarray, " points"], allowed: float) -> int:
     """Return how many of the first masses add up to no more than this, or fewer."""
     blocked_size = len(g) // _SUMMARY * _SUMMARY
     blocks = int((np.cumsum(g[:blocked_size].reshape(-1, _SUMMARY).sum(1)) <= allowed).sum())
@@ -554,7 +563,7 @@ def _eta(length: int) -> float:
     return 8 * UNIT_ROUNDOFF * math.log2(max(length, 2))
 
 
-def _spectrum(g: np.ndarray, first: int, length: int) -> np.ndarray:
+def _spectrum(g: Float[np.ndarray, " points"], first: int, length: int) -> Complex[np.ndarray, " frequencies"]:
     """Return the transform of masses on a cycle."""
     from scipy import fft
 
@@ -567,13 +576,15 @@ def _spectrum(g: np.ndarray, first: int, length: int) -> np.ndarray:
     return fft.rfft(cycle)
 
 
-def _whole_norm(spectrum: np.ndarray) -> float:
+def _whole_norm(spectrum: Complex[np.ndarray, " frequencies"]) -> float:
     """Return a bound on the 2-norm of a spectrum of which half is given."""
     return math.sqrt(2 * float((spectrum.real**2).sum() + (spectrum.imag**2).sum()))
 
 
 @proven("sums#proof")
-def _transformed(terms: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixture] = ()) -> tuple[np.ndarray, float]:
+def _transformed(
+    terms: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixture] = ()
+) -> tuple[Float[np.ndarray, " {size}"], float]:
     """Return the cyclic convolution powers, and a bound on the 2-norm of their error.
 
     Every entry of a transform of length N has an error of at most eta = 8 u log2 N, and powers one of 8 u a factor.
@@ -604,7 +615,9 @@ def _transformed(terms: Sequence[_Tilted], size: int, mixtures: Sequence[_Mixtur
     return g, error + eta * norm(g)
 
 
-def _product(spectra: Sequence[np.ndarray], powers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _product(
+    spectra: Sequence[Complex[np.ndarray, " frequencies"]], powers: Sequence[int]
+) -> tuple[Complex[np.ndarray, " frequencies"], Float[np.ndarray, " factors"]]:
     """Return the product of powers at some entries, and for each factor the squares of what multiplies its errors.
 
     That is the power with one factor less, times all other powers: those before it and those after it.

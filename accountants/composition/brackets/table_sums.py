@@ -24,6 +24,7 @@ from accountants.composition.brackets.sums import ComposedBounds, compose, norm
 from accountants.loss_intervals import LOSS_UNITS
 from dpkernels.numerics import UNIT_ROUNDOFF
 from dpkernels.proven import proven
+from dpkernels.shapes import Float
 
 _BINS = 32  # The groups of losses in a step.
 _HEAVY_SHARE = 0.1  # The mass of a group, over that of the heaviest one, from which on the grid goes through both.
@@ -78,8 +79,8 @@ def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach
 class Table:
     """Losses of one mechanism, all of them atoms, that are composed ``count`` times."""
 
-    p: np.ndarray  # The masses of the finite losses within a reach.
-    loss: np.ndarray
+    p: Float[np.ndarray, " atoms"]  # The masses of the finite losses within a reach.
+    loss: Float[np.ndarray, " atoms"]
     mass_below: float  # The mass of the losses below the reach.
     mass_above: float  # That of the finite losses above it.
     infinite: float
@@ -101,7 +102,7 @@ class Table:
     def width(self) -> float:
         return float(np.ptp(self.loss)) if len(self.loss) else 0.0
 
-    def gathered(self, start: float, step: float) -> tuple[np.ndarray, np.ndarray]:
+    def gathered(self, start: float, step: float) -> tuple[Float[np.ndarray, " groups"], Float[np.ndarray, " groups"]]:
         """Return the masses and losses of groups of losses that are at most a small part of a step apart."""
         bins = np.round((self.loss - start) * (_BINS / step))
         _, first_index, group_index = np.unique(bins, return_index=True, return_inverse=True)
@@ -148,7 +149,7 @@ class Table:
         of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT_ROUNDOFF * size) + 2 * UNIT_ROUNDOFF * (len(self.p) + 8)
         of_losses = (LOSS_UNITS + _GRID_UNITS) * UNIT_ROUNDOFF * size + UNIT_ROUNDOFF * len(self.p) * step
 
-        def masses(mass: np.ndarray) -> Masses:
+        def masses(mass: Float[np.ndarray, " points"]) -> Masses:
             factor = 1 + side * of_masses
             return Masses(mass * factor, first, offset + side * of_losses, infinite * factor, self.count)
 
