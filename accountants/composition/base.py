@@ -54,11 +54,11 @@ class ComposedProfile(abc.ABC):
         unit = xp.finfo(log_delta.dtype).eps
         tolerance = unit**precision + noise
 
-        def is_near_root(eps: RealArray, value: Real, slope: RealArray) -> Boolean:
+        def is_near_root(eps: Real, value: Real, slope: RealArray) -> Boolean:
             rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
             return xp.isfinite(value) & (xp.abs(value - log_delta) <= tolerance + rounding)
 
-        def newton_step(eps: RealArray, value: Real, slope: RealArray) -> Real:
+        def newton_step(eps: Real, value: Real, slope: RealArray) -> Real:
             return xp.maximum(eps - (value - log_delta) / choose(slope < 0, slope, -1.0), floor)
 
         def unfinished(state: PyTree) -> Boolean:

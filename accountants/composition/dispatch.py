@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -190,7 +190,7 @@ def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Real, Real]:
         _, pull, losses = jax.vjp(lambda moved: (_decisive(losses := moved_losses(moved)), losses), moved, has_aux=True)
         loss_tangents = None
 
-    def value_and_slopes(number: Array) -> tuple[RealArray, RealArray, RealArray]:
+    def value_and_slopes(number: Array) -> tuple[Real, RealArray, RealArray]:
         direction, (value, by_moved, by_epsilon) = _largest_with_slopes(traced, losses, loss_tangents, number)
         if not forwards:
             by_losses = jax.tree.map(
@@ -244,7 +244,7 @@ class _Answer(NamedTuple):
 
     value: Real
     by_moved: PyTree = None
-    by_epsilon: Real | None = None
+    by_epsilon: Any = None
 
 
 class _Computation(NamedTuple):
@@ -365,5 +365,5 @@ def _largest_with_slopes(
 
 
 @_largest_with_slopes.defjvp
-def _(*_: object) -> tuple[Real, Real]:
+def _(*_: object) -> NoReturn:
     raise NotImplementedError(NO_SECOND_DERIVATIVES)

@@ -12,9 +12,10 @@ The compiled program is small, and independent of the values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,7 @@ def _value(quantity: type[Question], guarantee: GuaranteeLike, argument: Real) -
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
-def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Real, Real]:
+def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[RealArray, RealArray]:
     """Return the value and its derivative along the tangents of the numbers that move."""
     moved, moving = leaves_that_move(tangents)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
@@ -98,7 +99,7 @@ def _value_and_slopes(
 
 
 @_value_and_slopes.defjvp
-def _(*_: object) -> tuple[Real, Real]:
+def _(*_: object) -> NoReturn:
     raise NotImplementedError(dispatch.NO_SECOND_DERIVATIVES)
 
 
@@ -125,7 +126,7 @@ def _evaluate_numbers(
 
 def _slopes(
     quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, epsilon: float, value: float
-) -> list[RealArray]:
+) -> Sequence[RealArray]:
     """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
     parameters = [number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves]
     if quantity.is_at_end(value) or np.isnan(value):
