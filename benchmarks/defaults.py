@@ -64,7 +64,7 @@ def distance(mechanism: Any, shape: str, releases: int) -> float:
             dpk.perturb(x, sampler, key=dpk.key_from_bytes((1 + release).to_bytes(32, "little")))
         )
         try:
-            _ = counts.channel.squares
+            _ = counts.channel.square_weights
         except ValueError:
             return float("nan")
         distribution = dpk.estimate(counts, bins=BINS, model="splines").distribution

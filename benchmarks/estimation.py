@@ -266,7 +266,7 @@ def covered(shape: str, epsilon: float, n: int, releases: int, assume: str) -> t
     x, masses = x[order].round(10), masses[order] / masses.sum()
     sampler = mechanism("piecewise", epsilon, n)
     channel = Counts(sampler).channel
-    q = channel.probabilities(x, np.arange(len(channel.written))) @ masses
+    q = channel.probabilities(x, np.arange(len(channel.reports))) @ masses
     cdf_below = np.append(0.0, np.cumsum(masses))
     cdf, strictly = (cdf_below[np.searchsorted(x, CDF_AT, side)] for side in ("right", "left"))
     quantiles = x[np.minimum(np.searchsorted(cdf_below[1:], LEVELS - 1e-12), len(x) - 1)]

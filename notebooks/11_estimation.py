@@ -162,7 +162,7 @@ sizes = np.geomspace(3e3, 3e6, 5).astype(int)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
 for epsilon, of_budget in counts.items():
     channel, widths = of_budget.channel, []
-    probabilities = channel.matrix(bins, np.arange(len(channel.written))) @ shares
+    probabilities = channel.matrix(bins, np.arange(len(channel.reports))) @ shares
     for n in sizes:
         drawn = dpk.Counts(channel)
         drawn.numbers = np.random.default_rng(1).multinomial(n, probabilities / probabilities.sum())

@@ -125,7 +125,7 @@ class Account:
         return () if None in claim else claim
 
     @property
-    def neighbours(self) -> str:
+    def neighbour_text(self) -> str:
         """Return which inputs are neighbours, in words."""
         if isinstance(self.mechanism, Additive):
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
@@ -186,7 +186,7 @@ class Account:
         return {
             "mechanism": self.name,
             "parameters": parameters(self.mechanism),
-            "neighbouring": self.neighbours,
+            "neighbouring": self.neighbour_text,
             "covers": _COVERS,
             **self.tables,
             "pure_epsilon": _finite(self.pure),
@@ -197,7 +197,7 @@ class Account:
     def __str__(self) -> str:
         facts = {
             "mechanism": self.description,
-            "neighbours": self.neighbours,
+            "neighbours": self.neighbour_text,
             "pure level": f"epsilon {shortest(self.pure)}" if math.isfinite(self.pure) else "none: delta is never 0",
             **{name: format_number(value, 9) for name, value in self.errors.items()},
             **({"certified": self.certified} if self.certified else {}),
@@ -213,7 +213,7 @@ class Account:
         reached = float(accountants.epsilon(self.mechanism, max(_FLOOR, min(1.001 * plateau, 0.999))))
         end = 1.15 * max([reached if math.isfinite(reached) else 0.0, pure, *self.claim[:1], 0.1])
         steep = [level * (1 - _STEEP_DISTANCES) for level in (self.pure, *self.claim[:1]) if level < end]
-        note = f"{self.description}. Neighbours: {self.neighbours}. Covers {_COVERS}"
+        note = f"{self.description}. Neighbours: {self.neighbour_text}. Covers {_COVERS}"
         _write_with_note(_figure(self, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
 

@@ -315,7 +315,7 @@ class PrefixSelection(CategoryColumn):
         if search.level < len(plan.levels):
             return replace(self, search=search)
         heavy_hitters, error = search.heavy_hitters(people, self.confidence), plan.standard_error(people)
-        return FoundValues(self, missing, search.compared, error, heavy_hitters)
+        return FoundValues(self, missing, search.candidate_count, error, heavy_hitters)
 
 
 def select_reports(

@@ -159,7 +159,7 @@ class Selection:
 
     def tally(self, source: Source, row: int = 0) -> Tally[np.ndarray]:
         """Count the reports of one source, which begins with that row of its file."""
-        name, width = self.column, len(self.channel.written)
+        name, width = self.column, len(self.channel.reports)
         groups, missing = dict[str | None, np.ndarray](), 0
         columns = [name] if self.group_column is None else [name, self.group_column]
         with closing(ahead(source.chunks(columns))) as chunks:
@@ -179,7 +179,7 @@ class Selection:
 
     def join(self, tallies: Iterable[Tally[np.ndarray]], where: object) -> CountedGroups:
         """Return the counted reports of a release from those of its parts."""
-        numbers, missing = join_tallies(tallies, self.group_column, len(self.channel.written))
+        numbers, missing = join_tallies(tallies, self.group_column, len(self.channel.reports))
         groups = {cell: Counts(self.channel) for cell in numbers}
         for cell, counts in groups.items():
             counts.numbers += numbers[cell]

@@ -28,20 +28,20 @@ def is_dataset(text: str) -> bool:
 
 
 class _PathArgument(click.Path):
-    """A file or folder. Some names are refused, each with a reason; URIs and datasets are kept as they were given."""
+    """A file or folder. ``refusals`` maps refused names to reasons; URIs and datasets pass through unchanged."""
 
     def __init__(
-        self, refused: dict[str, str], is_passed_through: Callable[[str], bool] = lambda _: False, **settings: Any
+        self, refusals: dict[str, str], is_passed_through: Callable[[str], bool] = lambda _: False, **settings: Any
     ) -> None:
         super().__init__(path_type=Path, **settings)
-        self.refused, self.is_kept = refused, is_passed_through
+        self.refusals, self.is_passed_through = refusals, is_passed_through
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        if (text := str(value)) in self.refused:
-            self.fail(self.refused[text], param, ctx)
-        return value if self.is_kept(text) else super().convert(value, param, ctx)
+        if (text := str(value)) in self.refusals:
+            self.fail(self.refusals[text], param, ctx)
+        return value if self.is_passed_through(text) else super().convert(value, param, ctx)
 
 
 T = TypeVar("T")

@@ -36,7 +36,7 @@ from dpkernels.exact.registry import (
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.numerics import convolution
 
-Squares = tuple[np.ndarray, float]
+SquareWeights = tuple[np.ndarray, float]  # of the reports, for the square of an input; and a bound on their bias
 Table = WindowTable | RowTable
 
 # The largest number of lattice points on which reports of additive noise are counted.
@@ -62,7 +62,7 @@ class Channel(abc.ABC):
 
     lower: float  # the smallest input
     upper: float  # the largest input
-    written: np.ndarray  # (m,) the possible reports as written, increasing
+    reports: np.ndarray  # (m,) the possible reports as written, increasing
     values: np.ndarray  # (m,) unbiased values of the reports: their mean, given an input, is the input
     bias_bound: float  # on the bias of the values; 0 unless rounding to decimals has made reports equal
     epsilon: float | None = None  # the budget of a report, if it is known
@@ -72,8 +72,8 @@ class Channel(abc.ABC):
         """Set the possible reports, rounded to decimals, and their values; equal reports have their mean value."""
         rounded = exact if decimals is None else exact.round(decimals)
         # The first code of each report, and the index of the report of each code.
-        self.written, self._first_codes, self._indices = np.unique(rounded, return_index=True, return_inverse=True)
-        self._is_merged = len(self.written) < len(exact)
+        self.reports, self._first_codes, self._indices = np.unique(rounded, return_index=True, return_inverse=True)
+        self._is_merged = len(self.reports) < len(exact)
         means = np.bincount(self._indices, values) / np.bincount(self._indices) - shift - self.middle
         corrected, self.bias_bound = self._bias_corrected(means, 1)
         self.values = corrected + self.middle
@@ -90,14 +90,14 @@ class Channel(abc.ABC):
     def knots(self) -> np.ndarray:
         """Return (k,) increasing inputs between which P(report | x) is linear.
 
-        Every distribution of inputs has the same distribution of reports as one on these knots: the mass between two
-        knots moves to both in proportion. For additive noise on an interval of more than 512 cells, they are 513
-        equally distant inputs, between which P is linear only approximately.
+        Thus for every distribution of inputs there is one on the knots alone whose reports have the same distribution:
+        each input moves to the two knots around it at random, with its mean kept. For additive noise on an interval of
+        more than 512 cells, the knots are 513 equally distant inputs, between which P is linear only approximately.
         """
 
     @property
     @abc.abstractmethod
-    def squares(self) -> Squares:
+    def square_weights(self) -> SquareWeights:
         """Return (m,) weights whose mean over the reports of x is (x - middle)^2, and a bound on their bias.
 
         A ValueError says that the reports have no information beyond the mean.
@@ -107,7 +107,7 @@ class Channel(abc.ABC):
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
 
-    def worst_case(self, weights: np.ndarray) -> tuple[float, float]:
+    def largest_variance_and_deviation(self, weights: np.ndarray) -> tuple[float, float]:
         """Return the largest variance, and the largest distance from the mean, of (m,) weights given any one input."""
         weights = weights - weights.mean()  # Far from 0, squares would have no digits left for the variance.
         (_, first), (_, second) = self.means(weights), self.means(weights**2)
@@ -134,7 +134,7 @@ class Channel(abc.ABC):
         variance = np.maximum(second - first**2, 0.0)
         return x, variance, convex_minorant(x, variance)
 
-    def _bias_corrected(self, weights: np.ndarray, power: int) -> Squares:
+    def _bias_corrected(self, weights: np.ndarray, power: int) -> SquareWeights:
         """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:
             return weights, 0.0
@@ -147,9 +147,9 @@ class Channel(abc.ABC):
         """Return whether two reports are the same number and equally probable for every input."""
         if self is other:
             return True
-        if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
+        if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.reports, other.reports):
             return False
-        edges, codes = np.linspace(self.lower, self.upper, _COMPARED_EDGES), np.arange(len(self.written))
+        edges, codes = np.linspace(self.lower, self.upper, _COMPARED_EDGES), np.arange(len(self.reports))
         return bool(np.allclose(self.matrix(edges, codes), other.matrix(edges, codes), rtol=1e-9, atol=0))
 
     @property
@@ -180,7 +180,7 @@ class TableChannel(Channel):
             yield probability, table, indices
 
     def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
-        total = np.zeros((len(self.written), len(x)))
+        total = np.zeros((len(self.reports), len(x)))
         for probability, table, indices in self._indexed_tables():
             np.add.at(total, indices, probability * _table_probabilities(table, x, integrated))
         return np.add.reduceat(total, groups)
@@ -197,8 +197,8 @@ class TableChannel(Channel):
         return x, means
 
     @cached_property
-    def squares(self) -> Squares:
-        by_table = [(p, table, _square_weights(_unbiased_table(table))) for p, table in self.tables]
+    def square_weights(self) -> SquareWeights:
+        by_table = [(p, table, _table_square_weights(_unbiased_table(table))) for p, table in self.tables]
         informative = sum(p for p, _, squares in by_table if squares)
         if not informative:
             raise ValueError(
@@ -251,12 +251,12 @@ class NoiseChannel(Channel):
         spacing, M = self._spacing, self._points_per_bin
         i, fraction = np.divmod(x / spacing + 0.5, 1.0)
         q, f = np.divmod(i.astype(np.int64), M)
-        at_q, at_next = self._noise(end - q), self._noise(end - q - 1)
+        at_q, at_next = self._noise_cdf(end - q), self._noise_cdf(end - q - 1)
         if not integrated:
             return np.diff((1 - f / M) * at_q + f / M * at_next, axis=0)
         start = end - (self._first - self.table.first)
-        cell_integrals = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
-        cell_integrals += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
+        cell_integrals = (M + 1) / 2 * (self._noise_cdf_sum(start) - self._noise_cdf_sum(end - q))
+        cell_integrals += (M - 1) / 2 * (self._noise_cdf_sum(start - 1) - self._noise_cdf_sum(end - q - 1))
         within_cell = f * at_q + f * (f - 1) / (2 * M) * (at_next - at_q)
         return np.diff(spacing * (cell_integrals + within_cell + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
 
@@ -281,27 +281,27 @@ class NoiseChannel(Channel):
         return (self._first - self.table.first + positions) * float(self.table.bin_width), means
 
     @cached_property
-    def squares(self) -> Squares:
+    def square_weights(self) -> SquareWeights:
         """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
         rounding = float(self.table.bin_width) ** 2 * (1 - self._points_per_bin**-2) / 6
         return self._bias_corrected((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)
 
-    def _noise(self, n: np.ndarray) -> np.ndarray:
+    def _noise_cdf(self, n: np.ndarray) -> np.ndarray:
         """Return G(n) = P(code < n)."""
-        return self._cumulated[np.clip(n - self.table.first, 0, self.table.codes)]
+        return self._cdf[np.clip(n - self.table.first, 0, self.table.codes)]
 
-    def _sums(self, n: np.ndarray) -> np.ndarray:
+    def _noise_cdf_sum(self, n: np.ndarray) -> np.ndarray:
         """Return the sum of G(j) over j <= n."""
         index, codes = n - self.table.first, self.table.codes
-        return self._summed[np.clip(index, 0, codes)] + np.maximum(index - codes, 0)
+        return self._cdf_sums[np.clip(index, 0, codes)] + np.maximum(index - codes, 0)
 
     @cached_property
-    def _cumulated(self) -> np.ndarray:
+    def _cdf(self) -> np.ndarray:
         return np.append(0.0, np.cumsum(self.table.weights / 2.0**self.table.bits))
 
     @cached_property
-    def _summed(self) -> np.ndarray:
-        return np.cumsum(self._cumulated)
+    def _cdf_sums(self) -> np.ndarray:
+        return np.cumsum(self._cdf)
 
 
 def _unbiased_table(table: Table) -> Table:
@@ -309,7 +309,7 @@ def _unbiased_table(table: Table) -> Table:
     return replace(table, is_contracted=False) if isinstance(table, WindowTable) and table.is_contracted else table
 
 
-def _square_weights(table: Table) -> Squares | None:
+def _table_square_weights(table: Table) -> SquareWeights | None:
     """Return (m,) weights g of codes with E[g(code) | x] = (x - middle)^2 and their bias, or None if there are none.
 
     For a window table E[(y - middle)^2 | x] = A + (1 + c) (x - middle)^2 + (1 + c) f (1 - f) gap^2 at the fraction f

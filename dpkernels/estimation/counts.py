@@ -27,7 +27,7 @@ class Counts:
     ``dpk.estimate`` accepts counts in the place of reports.
 
     Arguments and errors are those of ``estimate``; the ``mechanism`` may also be the ``channel`` of other counts, which
-    is the probabilities of reports given inputs. ``numbers`` (m,) are the count of every report in ``channel.written``.
+    is the probabilities of reports given inputs. ``numbers`` (m,) are the count of every report in ``channel.reports``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Counts:
         decimals: int | None = None,
     ) -> None:
         self.channel: Channel = as_channel(mechanism, column=column, bounds=bounds, decimals=decimals)
-        self.numbers = np.zeros(len(self.channel.written), np.int64)
+        self.numbers = np.zeros(len(self.channel.reports), np.int64)
 
     @property
     def total(self) -> int:
@@ -82,15 +82,15 @@ def as_numbers(name: str, column: object) -> np.ndarray:
 
 
 def report_indices(channel: Channel, reports: np.ndarray) -> np.ndarray:
-    """Return (n,) the index of every report in ``channel.written``; a ``ReportError`` names the first impossible one.
+    """Return (n,) the index of every report in ``channel.reports``; a ``ReportError`` names the first impossible one.
 
     Another ValueError says that the float type is too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
-        indices, is_possible = _nearest(channel.written, reports.astype(np.float64, copy=False))
+        indices, is_possible = _nearest(channel.reports, reports.astype(np.float64, copy=False))
         if is_possible.all():
             return indices
-    single = channel.written.astype(np.float32).astype(np.float64)
+    single = channel.reports.astype(np.float32).astype(np.float64)
     if (np.diff(single) > 0).all():
         # Or they are float32, and perhaps were written as text and read again.
         with np.errstate(over="ignore"):
@@ -104,19 +104,21 @@ def report_indices(channel: Channel, reports: np.ndarray) -> np.ndarray:
             "reports: are float32, in which different reports of this mechanism are the same number; perturb float64"
         )
     row = int(is_possible.argmin())
-    value, written = float(reports[row]), channel.written
-    if not written[0] <= value <= written[-1]:
-        reason = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
+    value, possible = float(reports[row]), channel.reports
+    if not possible[0] <= value <= possible[-1]:
+        reason = (
+            f"is not in [{shortest(float(possible[0]))}, {shortest(float(possible[-1]))}], where all its reports are"
+        )
     else:
-        index = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
-        nearest = " and ".join(shortest(float(report)) for report in written[index - 1 : index + 1])
+        index = int(np.clip(np.searchsorted(possible, value), 1, len(possible) - 1))
+        nearest = " and ".join(shortest(float(report)) for report in possible[index - 1 : index + 1])
         reason = f"is not one of its reports; the next are {nearest} (decimals=K if reports were rounded)"
     raise ReportError(row, f"is {shortest(value)}, which {reason}; the mechanism cannot have made it")
 
 
-def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(possible: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest of increasing numbers to each report, and whether they agree up to rounding."""
-    indices = np.searchsorted((written[1:] + written[:-1]) / 2, reports)
-    slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))
+    indices = np.searchsorted((possible[1:] + possible[:-1]) / 2, reports)
+    slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(possible[0]), abs(possible[-1]))
     with np.errstate(invalid="ignore"):
-        return indices, np.abs(reports - written[indices]) <= slack
+        return indices, np.abs(reports - possible[indices]) <= slack

@@ -243,7 +243,7 @@ class Estimate:
 
     @cached_property
     def _required_count_for_mean(self) -> float:
-        variance, _ = self.reports.channel.worst_case(self.reports.channel.values)
+        variance, _ = self.reports.channel.largest_variance_and_deviation(self.reports.channel.values)
         return _required_count(variance, (self.upper - self.lower) / 2)
 
     @cached_property
@@ -256,13 +256,15 @@ class Estimate:
         a ``TooFewReportsError``.
         """
         channel = self.reports.channel
-        (g, bias_bound), centred = channel.squares, channel.values - channel.middle
+        (g, bias_bound), centred = channel.square_weights, channel.values - channel.middle
         first, second = _Average(self.reports, centred), _Average(self.reports, g)
         residual = _Average(self.reports, g - 2 * first.value * centred)
         value = second.value - first.value**2 + first.error**2
         bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
         largest = ((self.upper - self.lower) / 2) ** 2
-        _check_count(self.count, "the variance", _required_count(channel.worst_case(g)[0], largest / 2))
+        _check_count(
+            self.count, "the variance", _required_count(channel.largest_variance_and_deviation(g)[0], largest / 2)
+        )
 
         def bernstein(confidence: float) -> Interval:
             (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
@@ -452,7 +454,9 @@ class Estimate:
 
     @cached_property
     def _models(self) -> ReportModels:
-        _ = self.reports.channel.squares  # It raises an error if the reports have no information beyond the mean.
+        _ = (
+            self.reports.channel.square_weights
+        )  # It raises an error if the reports have no information beyond the mean.
         return report_models(self.reports.channel, self._bins, self._atoms, self._grid)
 
     @cached_property
@@ -543,7 +547,7 @@ class _Average:
     def bernstein(self, confidence: float, averages: int = 1) -> Interval:
         """Return Bernstein's interval; those of several averages hold together, by a union bound."""
         log_odds = math.log(2 * averages / (1 - confidence))
-        half_width = bernstein_half_width(self.n, *self.channel.worst_case(self.weights), log_odds)
+        half_width = bernstein_half_width(self.n, *self.channel.largest_variance_and_deviation(self.weights), log_odds)
         return self.value - half_width, self.value + half_width
 
 

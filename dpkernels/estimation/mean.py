@@ -104,7 +104,7 @@ def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
         high_count = int((rows > (low_report + high_report) / 2).sum())
     else:
         sample = rows.var(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.zeros(d)
-        standard_error = np.sqrt(pooled_variance(n, sample, *_noise(mechanism, n, mean)) / n)
+        standard_error = np.sqrt(pooled_variance(n, sample, *_noise_variances(mechanism, n, mean)) / n)
 
     def entry(values: np.ndarray) -> Any:
         return values if isinstance(mechanism, Multivariate) else values.item()
@@ -130,7 +130,7 @@ def estimate_mean(reports: Real, mechanism: Any) -> MeanEstimate:
     return MeanEstimate(entry(mean), n, interval, bernstein)
 
 
-def _noise(mechanism: Mechanism, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _noise_variances(mechanism: Mechanism, n: int, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the variances of the noise for ``pooled_variance``, (d,) one for each coordinate."""
     low, high = (np.asarray(end, float) for end in mechanism.input_interval)
     width = high - low

@@ -126,7 +126,7 @@ class ReportModels:
     """
 
     def __init__(self, channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> None:
-        m = len(channel.written)
+        m = len(channel.reports)
         self.groups = np.unique(np.linspace(0, m, min(m, _MAX_GROUPS), endpoint=False).astype(int))
         self.grid, self._ends = grid, (channel.lower, channel.upper)
         if grid is None:

@@ -2,8 +2,8 @@
 
 Reports of two columns have independent noise, so the mean of their product is the product of the inputs. The square of
 a report contains the variance of the noise; it is replaced by a weight whose mean is the square of the input
-(``Channel.squares``). All estimates are functions of means of such numbers over rows, with standard errors by the delta
-method.
+(``Channel.square_weights``). All estimates are functions of means of such numbers over rows, with standard errors by
+the delta method.
 """
 
 from __future__ import annotations
@@ -187,5 +187,5 @@ def _column(name: str, column: object, squares: bool) -> CentredColumn:
     values = (channel.values - channel.middle)[indices]
     if not squares:
         return CentredColumn(name, channel.middle, values, values, 0.0, channel.bias_bound)
-    weights, bias_bound = channel.squares
+    weights, bias_bound = channel.square_weights
     return CentredColumn(name, channel.middle, values, weights[indices], bias_bound, channel.bias_bound)

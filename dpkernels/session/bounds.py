@@ -9,8 +9,8 @@ import numpy as np
 
 from dpkernels.session.blocks import Block
 from dpkernels.session.cells import numbers
-from dpkernels.session.run import Run
-from dpkernels.session.sums import Lattice
+from dpkernels.session.run import ReleaseInProgress
+from dpkernels.session.sums import SumLattice
 
 _LARGEST_EXPONENT, _SMALLEST_EXPONENT = 60, -40
 _STEPS = _LARGEST_EXPONENT - _SMALLEST_EXPONENT + 1
@@ -33,12 +33,12 @@ def exponent_value(index: int) -> float:
     return math.copysign(2.0 ** (abs(steps) - 1 + _SMALLEST_EXPONENT), steps) if steps else 0.0
 
 
-def bounds_lattice(rows: int, epsilon: float) -> Lattice:
+def bounds_lattice(rows: int, epsilon: float) -> SumLattice:
     """Return the lattice of the counts, of which a person changes some by at most so many rows."""
-    return Lattice.for_sums(rows, epsilon, EXPONENTS, 1, counts=True)
+    return SumLattice.for_sums(rows, epsilon, EXPONENTS, 1, counts=True)
 
 
-def private_bounds(column: str, run: Run, epsilon: float, title: str) -> tuple[float, float]:
+def private_bounds(column: str, run: ReleaseInProgress, epsilon: float, title: str) -> tuple[float, float]:
     """Return bounds of nearly all values: powers of two, or 0.
 
     The values are counted by powers of two. A count is large if no noise of an empty one is as large, with probability
@@ -59,5 +59,5 @@ def private_bounds(column: str, run: Run, epsilon: float, title: str) -> tuple[f
         large = np.array([np.argmax(counts)])
     first, last = int(large[0]), int(large[-1])
     lower, upper = exponent_value(first - 1), exponent_value(max(last, 1))
-    run.parts[-1] = replace(run.parts[-1], label=f"{title}: bounds {lower:g} to {upper:g}")
+    run.noise_records[-1] = replace(run.noise_records[-1], label=f"{title}: bounds {lower:g} to {upper:g}")
     return lower, upper

@@ -14,9 +14,9 @@ from dpkernels.session.blocks import Block
 from dpkernels.session.cells import Keys, numbers
 from dpkernels.session.plots import Index
 from dpkernels.session.results import Result
-from dpkernels.session.run import Run, WeightedRows
-from dpkernels.session.statistic import Groups, Statistic, remaining_budget, vector
-from dpkernels.session.sums import Lattice, NoisySums, rounded_down
+from dpkernels.session.run import ReleaseInProgress, WeightedRows
+from dpkernels.session.statistic import Groups, Statistic, as_vector, remaining_budget
+from dpkernels.session.sums import NoisySums, SumLattice, floor_to_9_digits
 
 _FEW_EDGES = 64  # of a histogram
 
@@ -42,7 +42,7 @@ class Count(Statistic):
 
     adds_whole_numbers: ClassVar[bool] = True
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         return _count_result(self.title, self.noisy_sums(run, groups, epsilon), groups.index(), run.table.kind)
 
     def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
@@ -59,7 +59,7 @@ class Histogram(Count):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        ends = vector("edges", self.edges)
+        ends = as_vector("edges", self.edges)
         if ends.ndim != 1 or len(ends) < 2 or not np.isfinite(ends).all() or not (np.diff(ends) > 0).all():
             raise ValueError("edges: must be two or more increasing finite numbers, stated without looking at the data")
 
@@ -67,7 +67,7 @@ class Histogram(Count):
     def cells_per_group(self) -> int:
         return len(self.edges) - 1
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         noisy, ends = self.noisy_sums(run, groups, epsilon), list(self.edges)
         index = groups.index(self.cells_per_group) | {"from": ends[:-1] * groups.count, "to": ends[1:] * groups.count}
         return _count_result(self.title, noisy, index, run.table.kind)
@@ -123,17 +123,17 @@ class Top(Statistic):
 
     def _choice_epsilon(self, epsilon: float) -> float:
         """Return the epsilon of each choice: half of all is for these."""
-        return rounded_down(rational(epsilon) / (2 * self.k))
+        return floor_to_9_digits(rational(epsilon) / (2 * self.k))
 
-    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[SumLattice, float, int]:
         count, count_epsilon = len(self.candidates), epsilon
         if self._chooses_first(rows_per_person):
             count = self.k
             count_epsilon = remaining_budget(epsilon, float(rational(self._choice_epsilon(epsilon)) * count))
-        lattice = Lattice.for_sums(min(rows_per_person, count), count_epsilon, count, 1, counts=True)
+        lattice = SumLattice.for_sums(min(rows_per_person, count), count_epsilon, count, 1, counts=True)
         return lattice, count_epsilon, count
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         keys = Keys(self.column, self.candidates)
         counts = run.person_counts(keys)
         lattice, count_epsilon, _ = self.noise_parameters(run.rows_per_person, groups.count, epsilon)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpkernels.byte_order_marks import UTF8_MARK, UTF16_MARKS, UTF16_PROBLEM
 from dpkernels.session.cells import decode_text
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class DelimitedLines:
 
     def _header(self, path: Path) -> list[str]:
         with path.open("rb") as file:
-            line = file.readline(LONGEST_LINE).removeprefix(b"\xef\xbb\xbf")
-        if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise ValueError(f"data: {path} is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)")
+            line = file.readline(LONGEST_LINE).removeprefix(UTF8_MARK)
+        if line.startswith(UTF16_MARKS):
+            raise ValueError(f"data: {path} {UTF16_PROBLEM}")
         if not line.strip():
             raise ValueError(f"data: {path} is empty; a header is needed")
         try:

@@ -16,7 +16,12 @@ from accountants.charges import composed_epsilon
 from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.session.statistic import Statistic
-from dpkernels.session.sums import rounded_down
+from dpkernels.session.sums import floor_to_9_digits
+
+_FACTOR_GROWTH = 1.25  # of the epsilons, until their composition exceeds the budget
+_FACTOR_HALVINGS = 12  # of the interval in which the largest factor is
+_COMPOSITION_MARGIN = 1e-12  # of the budget, relative, that is left unused
+_WIDTH_ITERATIONS = 3  # of widths and the division of the budget that follows from them
 
 
 def divide(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float, ...]:
@@ -24,16 +29,16 @@ def divide(needs: Sequence[float], epsilon: float, delta: float) -> tuple[float,
     exact = [Fraction(need) for need in needs]  # Quotients of floats could add up to more than 1.
 
     def epsilons(factor: float) -> list[float]:
-        return [rounded_down(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
+        return [floor_to_9_digits(rational(epsilon) * need / sum(exact) * Fraction(factor)) for need in exact]
 
     def is_within_budget(factor: float) -> bool:
-        return composed_epsilon(Counter(epsilons(factor)), delta) <= epsilon * (1 - 1e-12)
+        return composed_epsilon(Counter(epsilons(factor)), delta) <= epsilon * (1 - _COMPOSITION_MARGIN)
 
     low, high = 1.0, 1.0
     if delta > 0 and len(needs) > 1:
-        while high < len(needs) and is_within_budget(high := min(high * 1.25, len(needs))):
+        while high < len(needs) and is_within_budget(high := min(high * _FACTOR_GROWTH, len(needs))):
             low = high
-        for _ in range(12 if high > low else 0):
+        for _ in range(_FACTOR_HALVINGS if high > low else 0):
             middle = (low + high) / 2
             low, high = (middle, high) if is_within_budget(middle) else (low, middle)
     return tuple(epsilons(low))
@@ -44,7 +49,7 @@ def expected_widths(
 ) -> list[float]:
     """Return the expected width of each statistic's 95 % interval, NaN where it depends on the data."""
     return [
-        statistic.expected_width(rows, rows_per_person, epsilon) if statistic.is_stated else math.nan
+        statistic.expected_width(rows, rows_per_person, epsilon) if statistic.has_stated_keys_and_bounds else math.nan
         for statistic, epsilon in zip(statistics, epsilons, strict=True)
     ]
 
@@ -66,7 +71,7 @@ def needs_for_widths(
         raise ValueError(f"widths: has shape {np.shape(widths)}; one number for each statistic is needed")
     tune: Any = accountants.tune  # whose import takes a while
     lengths, epsilons = np.zeros(len(statistics)), np.full(len(statistics), epsilon)
-    for _ in range(3):  # An interval is nearly of a length in proportion to 1/epsilon.
+    for _ in range(_WIDTH_ITERATIONS):  # An interval is nearly of a length in proportion to 1/epsilon.
         products = epsilons * expected_widths(statistics, epsilons.tolist(), rows, rows_per_person)
         if np.isnan(products).any():
             unknown = statistics[int(np.argmax(np.isnan(products)))].title

@@ -12,9 +12,9 @@ from dpkernels.session.blocks import Block
 from dpkernels.session.cells import numbers
 from dpkernels.session.ratios import Coefficients, Ratio
 from dpkernels.session.results import Result
-from dpkernels.session.run import Run, WeightedRows
-from dpkernels.session.statistic import BoundedColumn, Groups, Statistic, check_bounds, scaled
-from dpkernels.session.sums import UNIT, NoisySums, noise_sampler, partition
+from dpkernels.session.run import ReleaseInProgress, WeightedRows
+from dpkernels.session.statistic import BoundedColumn, Groups, Statistic, check_bounds, to_unit_interval
+from dpkernels.session.sums import UNIT, NoisySums, integer_weights, noise_sampler
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Sum(BoundedColumn):
     def _size(self) -> float:
         return max(abs(end) for end in self._ends)
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         noisy, size = self.noisy_sums(run, groups, epsilon), self._size
 
         def bounds(confidence: float) -> tuple[np.ndarray, np.ndarray]:
@@ -95,7 +95,7 @@ class Mean(BoundedColumn):
     def _basis(self, t: np.ndarray) -> tuple[np.ndarray, ...]:
         return t, 1 - t
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         noisy, (start, unit) = self.noisy_sums(run, groups, epsilon), self._units
         lowest, highest = (start + unit * end for end in self.ratio.ends)
 
@@ -107,8 +107,8 @@ class Mean(BoundedColumn):
         return Result(self.title, groups.index(), values, bounds, (lowest, highest), run.table.kind)
 
     def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
-        t, missing = scaled(block[self.column], *self._ends)
-        return np.where(missing, -1, codes), partition(self._basis(t))
+        t, missing = to_unit_interval(block[self.column], *self._ends)
+        return np.where(missing, -1, codes), integer_weights(self._basis(t))
 
     def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:
         return self._units[1] * _ratio_width(self, self.ratio, rows, rows_per_person, epsilon)
@@ -182,7 +182,7 @@ class Regression(Statistic):
         kappa = Ratio(_constant(*first), _constant(*second))
         return Ratio(_polynomial(sy, -mixed), _polynomial(n, -first), nuisance=kappa), slope
 
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         noisy = self.noisy_sums(run, groups, epsilon)
         (y0, y1), (x0, x1) = self._ends
         starts, units = np.array([y0, 0.0]), np.array([y1 - y0, (y1 - y0) / (x1 - x0)])
@@ -201,9 +201,9 @@ class Regression(Statistic):
 
     def weighted_rows(self, block: Block, codes: np.ndarray) -> WeightedRows:
         (y, no_y), (x, no_x) = (
-            scaled(block[name], *ends) for name, ends in zip((self.y, self.x), self._ends, strict=True)
+            to_unit_interval(block[name], *ends) for name, ends in zip((self.y, self.x), self._ends, strict=True)
         )
-        weights = partition([x_weight * y_weight for x_weight in _bernstein(x) for y_weight in (1 - y, y)])
+        weights = integer_weights([x_weight * y_weight for x_weight in _bernstein(x) for y_weight in (1 - y, y)])
         return np.where(no_x | no_y, -1, codes), weights
 
     def expected_width(self, rows: int, rows_per_person: int, epsilon: float) -> float:

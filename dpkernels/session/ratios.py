@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 
 from dpkernels.session.sums import UNIT_LOG2, NoisySums
+from dpkernels.solve import bisect
 
 Coefficients: TypeAlias = Callable[[np.ndarray], np.ndarray]  # of k sums, from nu of any shape (...): shape (..., k)
 _MIN_SCALE_RATIO = 1.01  # of neighbouring scales in a sum of Laplace noises
 _MAX_GROWTHS = 40  # of the distance of an end from the ratio, until it is refused
 _HALVINGS = 36  # of the interval in which an end is
-_MEAN_VALUES = 9  # values that cover the interval of a mean
+_NUISANCE_POINTS = 9  # values of nu that stand for its interval
 
 
 def laplace_tail(t: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -59,9 +61,10 @@ class Ratio:
     def bounds(self, noisy: NoisySums, confidence: float) -> tuple[np.ndarray, np.ndarray]:
         """Return an interval of tau for every group, which inverts tests of the linear form, as Fieller's does.
 
-        At the true tau and nu, the form of the released sums has exactly the noise of its own coefficients. Where the
-        denominator is not significantly above 0, the interval is all between the ends. Otherwise refused numbers are
-        two half-lines. A tenth of the risk is spent on nu, whose interval is covered by a few numbers.
+        A number tau is refused if noise alone makes sum_j (P_j - tau R_j) s_j of the released sums so far from 0 with
+        probability alpha/2 at most. If the released denominator may be noise alone, the interval is all between the
+        ends. Otherwise the refused numbers are those below one end and those above another. A tenth of alpha is for
+        the interval of nu; the result is the union over nine equally distant nu in it.
         """
         alpha = 1 - confidence
         if self.nuisance is None:
@@ -70,7 +73,7 @@ class Ratio:
         low, high = self.nuisance.bounds(noisy, 1 - alpha / 10)
         is_finite = np.isfinite(high - low)
         low, high = np.where(is_finite, low, 0.0), np.where(is_finite, high, 0.0)
-        nu = low + (high - low) * np.linspace(0, 1, _MEAN_VALUES)[:, None]
+        nu = low + (high - low) * np.linspace(0, 1, _NUISANCE_POINTS)[:, None]
         lows, highs = self._bounds(noisy, nu, 0.9 * alpha)
         return np.where(is_finite, lows.min(0), self.ends[0]), np.where(is_finite, highs.max(0), self.ends[1])
 
@@ -85,26 +88,21 @@ class Ratio:
             distance = linear_form - np.abs(coefficients).sum(-1) * error
             return laplace_tail(distance, noisy.scale * coefficients) > alpha / 2
 
+        def is_accepted(sign: float, tau: np.ndarray) -> np.ndarray:
+            return is_likely(sign * (tau * denominator - numerator), P - tau[..., None] * R)
+
         is_unbounded = is_likely(denominator, R)
         start = np.where(is_unbounded, 0.0, numerator / np.where(is_unbounded, 1.0, denominator))
-        ends = []
+        interval = []
         for sign, end in zip((-1.0, 1.0), self.ends, strict=True):
-
-            def refuses(tau: np.ndarray, sign: float = sign) -> np.ndarray:
-                return ~is_likely(sign * (tau * denominator - numerator), P - tau[..., None] * R)
-
             step = np.maximum(np.abs(start), 1.0) * 2.0**-40
             for _ in range(_MAX_GROWTHS):
-                if (is_enclosed := refuses(start + sign * step) | is_unbounded).all():
+                if (is_enclosed := ~is_accepted(sign, start + sign * step) | is_unbounded).all():
                     break
                 step = np.where(is_enclosed, step, 4 * step)
-            inner, outer = start, start + sign * step
-            for _ in range(_HALVINGS):
-                middle = (inner + outer) / 2
-                refused = refuses(middle)
-                inner, outer = np.where(refused, inner, middle), np.where(refused, middle, outer)
-            ends.append(np.where(is_unbounded | ~is_enclosed, end, np.clip(outer, *self.ends)))
-        return ends[0], ends[1]
+            _, outer = bisect(partial(is_accepted, sign), start, start + sign * step, _HALVINGS)
+            interval.append(np.where(is_unbounded | ~is_enclosed, end, np.clip(outer, *self.ends)))
+        return interval[0], interval[1]
 
 
 def _dot(coefficients: np.ndarray, noisy: NoisySums) -> np.ndarray:

@@ -21,12 +21,12 @@ from dpkernels.exact.packed import json_digest, with_references, without_referen
 from dpkernels.exact.registry import Certificate
 from dpkernels.numerics import MAX_EXPONENT
 from dpkernels.session.results import Result
-from dpkernels.session.run import Part
+from dpkernels.session.run import NoiseRecord
 from dpkernels.session.statistic import Statistic
 
 FORMAT = "dpkernels session 2"
 _FORMAT_WITHOUT_REFERENCES = "dpkernels session 1"  # whose certificates held their integers themselves
-_PART_FIELDS = ("label", "epsilon", "delta", "sensitivity", "step", "reports")
+_RECORD_FIELDS = ("label", "epsilon", "delta", "sensitivity", "step", "reports")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Entry:
         statistic: what was released.
         plan: 0, or the number of the plan of which it is a part.
         cost: of the release, or of its whole plan.
-        parts: the noises and choices.
+        noise_records: the noises and choices.
         result: what came out.
         charge: the hash of the ledger's entry, if there is a ledger.
     """
@@ -45,7 +45,7 @@ class Entry:
     statistic: Statistic
     plan: int
     cost: EpsilonDelta
-    parts: tuple[Part, ...]
+    noise_records: tuple[NoiseRecord, ...]
     result: Result
     charge: str = ""
 
@@ -54,17 +54,19 @@ def report(entries: Sequence[Entry], spent: EpsilonDelta, left: EpsilonDelta, ne
     """Return the report of a session as text."""
     lines = [f"Neighbours: {neighbouring}.", ""]
     for entry in entries:
-        settings = f" ({entry.statistic.settings})" if entry.statistic.settings else ""
+        settings = f" ({entry.statistic.arguments_text})" if entry.statistic.arguments_text else ""
         plan = f", all of plan {entry.plan}" if entry.plan else ""
         lines.append(f"{entry.statistic.title}{settings}: {entry.cost}{plan}")
-        for part in entry.parts:
-            cost = f"epsilon {shortest(part.epsilon)}" + (f", delta {shortest(part.delta)}" if part.delta else "")
-            noise = part.choice
-            if part.certificate is not None:
-                distribution = "bounded" if part.delta else "discrete Laplace"
-                noise = f"{distribution} noise in steps of {shortest(part.step)}, sensitivity {part.sensitivity} steps"
-                noise += f", certificate {json_digest(part.certificate.to_dict())[:16]}"
-            lines.append(f"  {part.label}: {cost}; {noise}")
+        for record in entry.noise_records:
+            cost = f"epsilon {shortest(record.epsilon)}" + (f", delta {shortest(record.delta)}" if record.delta else "")
+            noise = record.choice
+            if record.certificate is not None:
+                distribution = "bounded" if record.delta else "discrete Laplace"
+                noise = (
+                    f"{distribution} noise in steps of {shortest(record.step)}, sensitivity {record.sensitivity} steps"
+                )
+                noise += f", certificate {json_digest(record.certificate.to_dict())[:16]}"
+            lines.append(f"  {record.label}: {cost}; {noise}")
     replaced = f"epsilon {format_amount(2 * spent.epsilon)}"
     if spent.delta:
         replaced += f" and delta {float(spent.delta) * (1 + math.exp(min(float(spent.epsilon), MAX_EXPONENT))):.3g}"
@@ -90,17 +92,17 @@ def to_dict(
     certificates, releases, integers = JsonObject(), [], JsonObject()
     for entry in entries:
         parts = []
-        for part in entry.parts:
-            fields = {name: getattr(part, name) for name in _PART_FIELDS}
-            if part.certificate is not None:
-                certificate = part.certificate.to_dict()
+        for record in entry.noise_records:
+            fields = {name: getattr(record, name) for name in _RECORD_FIELDS}
+            if record.certificate is not None:
+                certificate = record.certificate.to_dict()
                 fields["certificate"] = json_digest(certificate)
                 certificates[fields["certificate"]] = certificate
             parts.append(fields)
         releases.append(
             {
                 "statistic": entry.statistic.title,
-                "settings": entry.statistic.settings,
+                "settings": entry.statistic.arguments_text,
                 "charge": entry.charge,
                 "plan": entry.plan,
                 "cost": [format_amount(amount) for amount in entry.cost],
@@ -196,7 +198,7 @@ def _claims(parts: Sequence[JsonObject], certificates: Mapping[str, Any]) -> Eps
 
 def _claim(part: JsonObject, certificates: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
     """Return epsilon and delta of a part, which must be those of its certificate."""
-    if unknown := part.keys() - {*_PART_FIELDS, "certificate"}:  # such as a certificate whose name was altered
+    if unknown := part.keys() - {*_RECORD_FIELDS, "certificate"}:  # such as a certificate whose name was altered
         raise ValueError(f"{part['label']}: has an unknown field {sorted(unknown)[0]!r}")
     claim = rational(part["epsilon"]), rational(part["delta"])
     if min(claim) < 0 or integer("reports", part["reports"]) < 1:

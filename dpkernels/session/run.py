@@ -21,8 +21,8 @@ from dpkernels.exact.selection.permute_and_flip import permute_and_flip_top_k
 from dpkernels.session.blocks import CHUNK_ROWS, Block
 from dpkernels.session.cells import Key, Keys, distinct_keys
 from dpkernels.session.distinct import HALF, LOW_HALF, DistinctWords, SortedCounts
-from dpkernels.session.sums import Lattice, NoisySums, add_rows, noise_sampler, rounded_down
-from dpkernels.session.tables import Table, are_first
+from dpkernels.session.sums import NoisySums, SumLattice, add_rows, floor_to_9_digits, noise_sampler
+from dpkernels.session.tables import SessionTable, are_first
 
 # The cells of a block's rows, -1 for none, and k arrays of integer weights, or None for ones.
 WeightedRows: TypeAlias = tuple[np.ndarray, Sequence[np.ndarray] | None]
@@ -30,7 +30,7 @@ KeyReader: TypeAlias = Callable[[np.ndarray], tuple[Sequence[Key], np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Part:
+class NoiseRecord:
     """One noise or choice of a release, for reports.
 
     Attributes:
@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(repr=False)
-class Run:
+class ReleaseInProgress:
     """A release in progress: the rows that count, and what has been drawn.
 
     Attributes:
@@ -64,11 +64,11 @@ class Run:
             that it is for: other integers have other noise.
     """
 
-    table: Table
+    table: SessionTable
     rows_per_person: int
     groups_per_person: int
     secret: bytes
-    parts: list[Part] = field(default_factory=list)
+    noise_records: list[NoiseRecord] = field(default_factory=list)
     _drawn: int = 0
 
     def key(self, *content: bytes) -> bytes:
@@ -88,12 +88,14 @@ class Run:
             sums += block_sums
         return sums
 
-    def add_noise(self, sums: np.ndarray, lattice: Lattice, epsilon: float, label: str) -> NoisySums:
+    def add_noise(self, sums: np.ndarray, lattice: SumLattice, epsilon: float, label: str) -> NoisySums:
         """Return the sums, rounded to the lattice, with noise."""
         sampler, rounded = noise_sampler(lattice, epsilon, sums.size), lattice.rounded(sums)
         key = self.key(f"{lattice.key_text} {epsilon!r} {rounded.shape}".encode(), rounded.tobytes())
         values = dpk.perturb(rounded.reshape(-1).astype(np.float64), sampler, key=dpk.key_from_bytes(key))
-        self.parts.append(Part(label, epsilon, 0.0, lattice.sensitivity, float(lattice.step), sampler.certificate))
+        self.noise_records.append(
+            NoiseRecord(label, epsilon, 0.0, lattice.sensitivity, float(lattice.step), sampler.certificate)
+        )
         return NoisySums(values.reshape(rounded.shape), lattice, sampler)
 
     def sorted_counts(
@@ -115,7 +117,9 @@ class Run:
     def choose_top(self, counts: np.ndarray, epsilon: float, k: int, label: str) -> np.ndarray:
         """Return k indices, chosen one by one; a person changes each count by at most 1, all in one direction."""
         chosen = permute_and_flip_top_k(counts, epsilon, k, self.key(f"{epsilon!r} {k}".encode(), counts.tobytes()))
-        self.parts.append(Part(f"{label}: {k} choices", float(rational(epsilon) * k), choice="permute-and-flip"))
+        self.noise_records.append(
+            NoiseRecord(f"{label}: {k} choices", float(rational(epsilon) * k), choice="permute-and-flip")
+        )
         return chosen
 
     def person_counts(self, keys: Keys) -> np.ndarray:
@@ -160,7 +164,7 @@ class Run:
         """Return counts with bounded noise, of which a person changes up to ``groups_per_person`` by 1."""
         certificate, groups = sampler.certificate, self.groups_per_person
         epsilon, delta = float(groups * rational(certificate.epsilon)), float(groups * rational(certificate.delta))
-        self.parts.append(Part(label, epsilon, delta, certificate=certificate, reports=groups))
+        self.noise_records.append(NoiseRecord(label, epsilon, delta, certificate=certificate, reports=groups))
         if not len(counts):  # The report is the same: whether anybody has a key is not public.
             return np.zeros(0)
         key = dpk.key_from_bytes(self.key(f"{epsilon!r} {delta!r} {label}".encode(), counts.tobytes()))
@@ -170,7 +174,10 @@ class Run:
 @lru_cache(maxsize=16)
 def key_count_sampler(epsilon: float, delta: float, groups: int) -> ExactNoise:
     """Return the sampler of the noise of each count when keys are found, of which a person has at most ``groups``."""
-    epsilon, delta = rounded_down(rational(epsilon) / groups), rounded_down(rational(delta) / groups)  # of one key
+    epsilon, delta = (
+        floor_to_9_digits(rational(epsilon) / groups),
+        floor_to_9_digits(rational(delta) / groups),
+    )  # of one key
     return dpk.exact_sampler(dpk.truncated_discrete_laplace(epsilon=epsilon, delta=delta, sensitivity=1.0))
 
 

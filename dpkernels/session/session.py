@@ -30,10 +30,10 @@ from dpkernels.session.division import divide, expected_widths, needs_for_widths
 from dpkernels.session.methods import Amount, StatisticMethods
 from dpkernels.session.reports import Entry
 from dpkernels.session.results import Result
-from dpkernels.session.run import Run
+from dpkernels.session.run import ReleaseInProgress
 from dpkernels.session.statistic import Statistic
-from dpkernels.session.sums import rounded_down
-from dpkernels.session.tables import Table, make_table
+from dpkernels.session.sums import floor_to_9_digits
+from dpkernels.session.tables import SessionTable, make_table
 from dpkernels.staging import replaced
 
 _EPSILONS = 1e-3, 20.0  # of one release
@@ -91,7 +91,7 @@ class Session(StatisticMethods):
             TypeError: data of another kind, or of arguments.
             ValueError: an argument is out of range or missing.
         """
-        self._table = Table.open(data)
+        self._table = SessionTable.open(data)
         if person is None:
             if rows_per_person not in (None, 1) or groups_per_person not in (None, 1):
                 raise ValueError("rows_per_person, groups_per_person: need the column of the person; a row is a person")
@@ -161,7 +161,7 @@ class Session(StatisticMethods):
             raise ValueError("epsilon, share: give one of them, the release's part of the budget")
         if share is not None:
             checks.within("share", share, 0.0, 1.0)
-            epsilon = rounded_down(amount("share", share) * self.budget.epsilon)
+            epsilon = floor_to_9_digits(amount("share", share) * self.budget.epsilon)
         cost = EpsilonDelta(rational(float(amount("epsilon", epsilon))), rational(float(amount("delta", delta))))
         checks.within("epsilon", float(cost.epsilon), *_EPSILONS)
         return cost
@@ -221,8 +221,8 @@ class Session(StatisticMethods):
         needs = [1.0] * len(statistics)
         if widths is not None:
             needs = needs_for_widths(statistics, widths, objective, rows, self.rows_per_person, float(cost.epsilon))
-        finding = sum(statistic.finds_keys for statistic in statistics)
-        key_delta = float(f"{float(cost.delta) / 2 / max(finding, 1) * (1 - 1e-9):.9g}")
+        finder_count = sum(statistic.finds_keys for statistic in statistics)
+        key_delta = float(f"{float(cost.delta) / 2 / max(finder_count, 1) * (1 - 1e-9):.9g}")
         deltas = [key_delta if statistic.finds_keys else 0.0 for statistic in statistics]
         composition_delta = float(cost.delta - sum(map(rational, deltas), Fraction(0)))
         epsilons = divide(needs, float(cost.epsilon), composition_delta)
@@ -235,7 +235,7 @@ class Session(StatisticMethods):
             raise TypeError(f"statistic: {statistic!r} is none of dpkernels.session, such as Count()")
         self._table.check_columns(*statistic.names)
         budget = float(amount("epsilon", epsilon)), float(amount("delta", delta))
-        statistic.check(self.rows_per_person, self._groups_per_person, *budget)
+        statistic.check_budget(self.rows_per_person, self._groups_per_person, *budget)
 
     def _check_all(self, statistics: Sequence[Statistic], epsilons: Sequence[float], deltas: Sequence[float]) -> None:
         for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
@@ -264,10 +264,10 @@ class Session(StatisticMethods):
             self._plans += is_plan
             plan = self._plans if is_plan else 0
             for statistic, epsilon, delta in zip(statistics, epsilons, deltas, strict=True):
-                secret = self._derived(f"release {len(self._entries)} {statistic.title} {statistic.settings}")
-                run = Run(self._table, self.rows_per_person, self._groups_per_person, secret)
+                secret = self._derived(f"release {len(self._entries)} {statistic.title} {statistic.arguments_text}")
+                run = ReleaseInProgress(self._table, self.rows_per_person, self._groups_per_person, secret)
                 result = statistic.release(run, epsilon, delta)
-                self._entries.append(Entry(statistic, plan, cost, tuple(run.parts), result, charge))
+                self._entries.append(Entry(statistic, plan, cost, tuple(run.noise_records), result, charge))
                 results.append(result)
             return results
 
@@ -282,7 +282,7 @@ class Session(StatisticMethods):
         """Charge the budget and the ledger, or neither; return the hash of the ledger's entry."""
         if self._filter is not None:
             self._filter.check_process()
-        self._check_budgets(cost, label)
+        self._check_budgets(cost, label)  # Again: meanwhile another process may have charged the ledger.
         charge = ""
         if self._ledger is not None:
             charge = self._ledger.charge(*cost, label=label).entries[-1].hash

@@ -23,14 +23,14 @@ from dpkernels.session.blocks import Block
 from dpkernels.session.bounds import EXPONENTS, bounds_lattice, private_bounds
 from dpkernels.session.cells import Key, Keys, numbers
 from dpkernels.session.results import Result
-from dpkernels.session.run import Run, WeightedRows, key_count_sampler
-from dpkernels.session.sums import Lattice, NoisySums, noise_sampler, rounded_down
+from dpkernels.session.run import ReleaseInProgress, WeightedRows, key_count_sampler
+from dpkernels.session.sums import NoisySums, SumLattice, floor_to_9_digits, noise_sampler
 
 # A column to a list of its keys, or to "found".
 By: TypeAlias = Mapping[str, "str | Sequence[object]"]
 FOUND = "found"  # in place of keys, which are then found privately
 PRIVATE = "private"  # in place of bounds, which are then found privately
-_PRELIMINARY_DIVISOR = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
+_SELECTION_DIVISOR = 4  # keys that are found, and private bounds, get this part of a statistic's budget each
 _MIN_KEY_EPSILON = 0.011  # of the noise of a key
 _MAX_GROUPS = 1 << 20  # of a statistic
 
@@ -113,17 +113,17 @@ class Statistic(abc.ABC):
         return f"{type(self).__name__.lower()}{f' of {columns}' if columns else ''}{by}"
 
     @property
-    def settings(self) -> str:
+    def arguments_text(self) -> str:
         """Return the arguments as text, for reports and keys: with another text, releases of a key would change."""
         arguments = {argument.name: getattr(self, argument.name) for argument in fields(self)}
         return ", ".join(f"{name}={_python_value(value)!r}" for name, value in arguments.items() if value is not None)
 
     @property
-    def is_stated(self) -> bool:
+    def has_stated_keys_and_bounds(self) -> bool:
         """Return whether its keys and bounds are stated."""
         return not self.finds_keys and not self.has_private_bounds
 
-    def check(self, rows_per_person: int, groups_per_person: int, epsilon: float, delta: float) -> None:
+    def check_budget(self, rows_per_person: int, groups_per_person: int, epsilon: float, delta: float) -> None:
         """Raise a ValueError for a budget that cannot be used, before it is charged.
 
         Args:
@@ -132,24 +132,26 @@ class Statistic(abc.ABC):
             epsilon: the statistic's.
             delta: the statistic's.
         """
-        preliminary, main = self._divide_budget(epsilon)
-        groups = rows_per_person  # A person is in no more of the groups whose keys are found.
+        selection_epsilon, main = self._divide_budget(epsilon)
         if self.finds_keys:
+            groups = rows_per_person  # A person is in no more of the groups whose keys are found.
             if not delta:
                 raise ValueError("delta: keys that are found need one, such as delta=1e-6")
-            if epsilon / _PRELIMINARY_DIVISOR / groups_per_person < _MIN_KEY_EPSILON:
-                least = _MIN_KEY_EPSILON * _PRELIMINARY_DIVISOR * groups_per_person
+            if epsilon / _SELECTION_DIVISOR / groups_per_person < _MIN_KEY_EPSILON:
+                least = _MIN_KEY_EPSILON * _SELECTION_DIVISOR * groups_per_person
                 raise ValueError(
                     f"epsilon: {epsilon:g} is too small to find keys, {groups_per_person} a person; from {least:g} on"
                 )
-            key_count_sampler(preliminary, delta, groups_per_person)
+            key_count_sampler(selection_epsilon, delta, groups_per_person)
         else:
             groups = self.groups().count
-        if self.smallest_epsilon(rows_per_person) > epsilon * (1 if self.is_stated else 1 - 2 / _PRELIMINARY_DIVISOR):
+        if self.smallest_epsilon(rows_per_person) > epsilon * (
+            1 if self.has_stated_keys_and_bounds else 1 - 2 / _SELECTION_DIVISOR
+        ):
             raise ValueError(f"epsilon: {epsilon:g} is too small for {self.title} with {rows_per_person} rows a person")
         try:
             if self.has_private_bounds:
-                noise_sampler(bounds_lattice(rows_per_person, preliminary), preliminary, EXPONENTS)
+                noise_sampler(bounds_lattice(rows_per_person, selection_epsilon), selection_epsilon, EXPONENTS)
             noise_sampler(*self.noise_parameters(rows_per_person, groups, main))
         except ValueError as error:
             raise ValueError(
@@ -165,27 +167,27 @@ class Statistic(abc.ABC):
 
     def _divide_budget(self, epsilon: float) -> tuple[float, float]:
         """Return the epsilon of keys that are found, and of private bounds; and of what is then released."""
-        preliminary = rounded_down(rational(epsilon) / _PRELIMINARY_DIVISOR)
+        selection_epsilon = floor_to_9_digits(rational(epsilon) / _SELECTION_DIVISOR)
         for _ in range(self.finds_keys + self.has_private_bounds):
-            epsilon = remaining_budget(epsilon, preliminary)
-        return preliminary, epsilon
+            epsilon = remaining_budget(epsilon, selection_epsilon)
+        return selection_epsilon, epsilon
 
-    def release(self, run: Run, epsilon: float, delta: float) -> Result:
+    def release(self, run: ReleaseInProgress, epsilon: float, delta: float) -> Result:
         """Return the released statistic; ``epsilon`` and ``delta`` have been charged."""
         statistic: Statistic = self
-        preliminary, main = self._divide_budget(epsilon)
+        selection_epsilon, main = self._divide_budget(epsilon)
         if self.finds_keys:
-            keys = find_keys(self, run, preliminary, delta)
+            keys = find_keys(self, run, selection_epsilon, delta)
             if not any(keys.values()):
                 return Result(self.title, keys, np.zeros(0), lambda _: (np.zeros(0),) * 2, _kind=run.table.kind)
             statistic = _unchecked_copy(statistic, by=keys)
         if self.has_private_bounds:
-            lower, upper = private_bounds(statistic.names[0], run, preliminary, self.title)
+            lower, upper = private_bounds(statistic.names[0], run, selection_epsilon, self.title)
             statistic = _unchecked_copy(statistic, lower=lower, upper=upper, bounds=None)
         return statistic.release_groups(run, statistic.groups(), main)
 
     @abc.abstractmethod
-    def release_groups(self, run: Run, groups: Groups, epsilon: float) -> Result:
+    def release_groups(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> Result:
         """Return the released statistic of groups and bounds that are known."""
 
     @abc.abstractmethod
@@ -197,13 +199,15 @@ class Statistic(abc.ABC):
         """Return the number of cells of each group, such as bins, that have sums of their own."""
         return 1
 
-    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[Lattice, float, int]:
+    def noise_parameters(self, rows_per_person: int, groups: int, epsilon: float) -> tuple[SumLattice, float, int]:
         """Return the lattice, epsilon and number of the sums that get noise."""
         count = groups * self.cells_per_group
-        lattice = Lattice.for_sums(rows_per_person, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers)
+        lattice = SumLattice.for_sums(
+            rows_per_person, epsilon, count, self.sums_per_group, counts=self.adds_whole_numbers
+        )
         return lattice, epsilon, count * self.sums_per_group
 
-    def noisy_sums(self, run: Run, groups: Groups, epsilon: float) -> NoisySums:
+    def noisy_sums(self, run: ReleaseInProgress, groups: Groups, epsilon: float) -> NoisySums:
         """Return noisy sums of ``weighted_rows`` over the cells of all groups."""
         lattice, epsilon, size = self.noise_parameters(run.rows_per_person, groups.count, epsilon)
         shape = size // self.sums_per_group, self.sums_per_group
@@ -258,7 +262,7 @@ def check_bounds(lower: object, upper: object) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def vector(name: str, values: object) -> np.ndarray:
+def as_vector(name: str, values: object) -> np.ndarray:
     """Return one number or several as an array."""
     with suppress(TypeError, ValueError, OverflowError):
         if np.ndim(array := np.asarray(values, float)) <= 1:
@@ -266,7 +270,7 @@ def vector(name: str, values: object) -> np.ndarray:
     raise TypeError(f"{name}: {values!r} are not numbers")
 
 
-def scaled(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+def to_unit_interval(cells: np.ndarray, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
     """Return values on [0, 1], 0 for those that are missing, and which are missing."""
     t = np.clip(numbers(cells), lower, upper)
     missing = np.isnan(t)
@@ -297,10 +301,10 @@ def _unchecked_copy(statistic: Statistic, **changes: object) -> Statistic:
 
 def remaining_budget(epsilon: float, spent: float) -> float:
     """Return what is left of a budget."""
-    return rounded_down(rational(epsilon) - rational(spent))
+    return floor_to_9_digits(rational(epsilon) - rational(spent))
 
 
-def find_keys(statistic: Statistic, run: Run, epsilon: float, delta: float) -> dict[str, list[Key]]:
+def find_keys(statistic: Statistic, run: ReleaseInProgress, epsilon: float, delta: float) -> dict[str, list[Key]]:
     """Return the keys of which the number of persons, with bounded noise, is above the largest noise there is.
 
     A person is counted for at most c keys, with noise of (epsilon/c, delta/c) each. A key that nobody has is never

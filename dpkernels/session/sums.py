@@ -26,12 +26,12 @@ from dpkernels.exact.noise.sampler import ExactNoise
 
 UNIT_LOG2 = -32  # of the weights of a row
 UNIT = 1 << -UNIT_LOG2
-_MAX_STEPS = 11_000  # of the lattice in a scale of the noise: a table holds no more
-_FAST_STEPS = 2_048  # the same where rounding adds nothing, so that a small, faster table does
+_MAX_STEPS_PER_SCALE = 11_000  # of the lattice in a scale of the noise: a table holds no more
+_FAST_STEPS_PER_SCALE = 2_048  # the same where rounding adds nothing, so that a small, faster table does
 _SCALE_MARGIN = 1 + 1e-6  # how much wider than its scale noise may be, so that a table of integers has the claim
 
 
-def rounded_down(number: Fraction) -> float:
+def floor_to_9_digits(number: Fraction) -> float:
     """Return a number with 9 digits, rounded down, so that sums of parts stay within the whole."""
     if not number:
         return 0.0
@@ -39,7 +39,7 @@ def rounded_down(number: Fraction) -> float:
     return float(Fraction(math.floor(number * Fraction(10) ** digits)) / Fraction(10) ** digits)
 
 
-def partition(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+def integer_weights(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return integers, in arrays of floats, that add up to 2^32 in every row, from k weights that add up to 1."""
     remaining, columns = np.full(len(weights[0]), float(UNIT)), []
     for weight in weights[:-1]:
@@ -65,27 +65,29 @@ def add_rows(sums: np.ndarray, codes: np.ndarray, weights: Sequence[np.ndarray] 
 
 
 @dataclass(frozen=True)
-class Lattice:
+class SumLattice:
     """What neighbouring sums are, in multiples of 2^log2: integers at most ``sensitivity`` apart in l1."""
 
     log2: int
-    finest: int  # log2 of the multiples that the sums are of before
+    source_log2: int  # log2 of the multiples that the sums are of before
     sensitivity: int
 
     @classmethod
-    def for_sums(cls, rows: int, epsilon: float, groups: int, weights: int, *, counts: bool) -> Lattice:
+    def for_sums(cls, rows: int, epsilon: float, groups: int, weights: int, *, counts: bool) -> SumLattice:
         """Return the lattice for sums over groups, of rows that are whole numbers (counts) or have several weights."""
-        finest = 0 if counts else UNIT_LOG2
-        steps = _MAX_STEPS if weights > 2 else _FAST_STEPS  # Where rounding adds nothing, small tables are faster.
-        log2 = max(finest, math.ceil(math.log2(rows / epsilon / (_MAX_STEPS if counts else steps))))
+        source_log2 = 0 if counts else UNIT_LOG2
+        steps = (
+            _MAX_STEPS_PER_SCALE if weights > 2 else _FAST_STEPS_PER_SCALE
+        )  # Where rounding adds nothing, small tables are faster.
+        log2 = max(source_log2, math.ceil(math.log2(rows / epsilon / (_MAX_STEPS_PER_SCALE if counts else steps))))
         if log2 <= 0:
-            rounding = 0 if log2 == finest or weights <= 2 else (weights - 1) * min(rows, groups)
-            return cls(log2, finest, (rows << -log2) + rounding)
-        return cls(log2, finest, -(-rows >> log2) + weights * min(rows, groups))
+            rounding = 0 if log2 == source_log2 or weights <= 2 else (weights - 1) * min(rows, groups)
+            return cls(log2, source_log2, (rows << -log2) + rounding)
+        return cls(log2, source_log2, -(-rows >> log2) + weights * min(rows, groups))
 
     def rounded(self, sums: np.ndarray) -> np.ndarray:
         """Return sums of shape (groups, k) in multiples of 2^log2, rounded down."""
-        shift = self.log2 - self.finest
+        shift = self.log2 - self.source_log2
         rounded = sums >> shift
         if sums.shape[1] == 2 and self.log2 <= 0:
             rounded[:, 1] = (sums.sum(1) >> shift) - rounded[:, 0]
@@ -98,7 +100,7 @@ class Lattice:
     @property
     def key_text(self) -> str:
         """Return the text from which keys of noise are derived: with another one, releases of a key would change."""
-        return f"Lattice(log2={self.log2!r}, finest={self.finest!r}, sensitivity={self.sensitivity!r})"
+        return f"Lattice(log2={self.log2!r}, finest={self.source_log2!r}, sensitivity={self.sensitivity!r})"
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,13 @@ class NoisySums:
     """Released sums of shape (groups, k), in multiples of the lattice's step, and how they were made."""
 
     values: np.ndarray
-    lattice: Lattice
+    lattice: SumLattice
     sampler: ExactNoise
 
     @property
     def slack(self) -> float:
         """Return the largest distance of a true sum from the middle of the sums that round to the same, in steps."""
-        return 0.0 if self.lattice.log2 == self.lattice.finest else 0.5
+        return 0.0 if self.lattice.log2 == self.lattice.source_log2 else 0.5
 
     @property
     def scale(self) -> float:
@@ -131,7 +133,7 @@ class NoisySums:
 
 
 @lru_cache(maxsize=16)
-def noise_sampler(lattice: Lattice, epsilon: float, size: int) -> ExactNoise:
+def noise_sampler(lattice: SumLattice, epsilon: float, size: int) -> ExactNoise:
     """Return the certified sampler of the noise on this many sums."""
     D = float(lattice.sensitivity)
     noise = dpk.Additive(dpk.DiscreteLaplace(D / epsilon, 1.0, 0), D, epsilon, 0.0)

@@ -44,7 +44,7 @@ class UnknownColumnError(ValueError):
 
 
 @dataclass
-class Table:
+class SessionTable:
     """Columns that are read in blocks, and which of their rows count.
 
     Attributes:
@@ -61,7 +61,7 @@ class Table:
         self._fingerprint = self.source.fingerprint()
 
     @classmethod
-    def open(cls, data: Data) -> Table:
+    def open(cls, data: Data) -> SessionTable:
         """Return the table of data of any kind; the errors are those of ``as_source``."""
         return cls(as_source(data))
 

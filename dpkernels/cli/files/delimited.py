@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from dpkernels.byte_order_marks import UTF8_MARK, UTF16_MARKS, UTF16_PROBLEM
 from dpkernels.cli.errors import RowError, error_text
 from dpkernels.cli.files import buffers
 from dpkernels.cli.files.categories import CategoryReports
@@ -36,12 +37,10 @@ _REPORT_BYTES = 18  # of the text of a report, on average
 _PACKED_REPORT_BYTES = 9  # the same where the output is compressed
 MAX_RECORD_BYTES = 1 << 22  # bytes of a record
 _WHOLE = 2.0**53  # Floats hold every whole number below.
-_MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
 _OTHER_KINDS = {
     b"\x1f\x8b": "is compressed by gzip; its name must end in .gz, or gunzip comes first",
     b"PK\x03\x04": "is a zip file or a spreadsheet, not a delimited text",
-    b"\xff\xfe": "is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)",
-    b"\xfe\xff": "is UTF-16; a text in UTF-8 is needed (iconv -f UTF-16 -t UTF-8)",
+    **dict.fromkeys(UTF16_MARKS, UTF16_PROBLEM),
 }
 
 
@@ -51,7 +50,7 @@ class Region:
 
     text: bytes
     line: int  # the file's line on which they begin
-    size: int  # the number of bytes in the file: all, or all but a line feed that its last record lacks
+    file_bytes: int  # how many bytes of ``text`` are in the file: all, or all but a line feed added to its last record
     ends: np.ndarray  # positions of the delimiters and line feeds outside quotes
     feeds: np.ndarray  # positions of these line feeds
 
@@ -290,7 +289,7 @@ class DelimitedFile(Source[Records, Lines]):
         for block in chain(self._blocks(), [b""]):  # Nothing is the end of the file.
             buffered += block
             # Before the header there may be a mark and blank lines.
-            skip = 0 if has_header else len(buffered) - len(buffered.removeprefix(_MARK).lstrip(b"\r\n"))
+            skip = 0 if has_header else len(buffered) - len(buffered.removeprefix(UTF8_MARK).lstrip(b"\r\n"))
             region, remainder = Region.from_block(buffered if block else buffered + b"\n", line, self._layout)
             if not block:
                 self._ended = not buffered
@@ -301,13 +300,13 @@ class DelimitedFile(Source[Records, Lines]):
                 if buffered.endswith(b"\r"):
                     line += buffered.count(LF)
                     raise ValueError(f"line {line}: a carriage return without a line feed, at the end of the file")
-                region = replace(region, size=len(buffered))
-            if not has_header and region.size > skip:
+                region = replace(region, file_bytes=len(buffered))
+            if not has_header and region.file_bytes > skip:
                 end, has_header = region.end_of_record(skip), True
-                self._head = region.text[: min(end, region.size)]
+                self._head = region.text[: min(end, region.file_bytes)]
                 yield Region.from_block(region.text[skip:end], region.line_number(skip), self._layout)[0]
                 records, _ = Region.from_block(region.text[end:], region.line_number(end), self._layout)
-                region = replace(records, size=region.size - len(self._head))
+                region = replace(records, file_bytes=region.file_bytes - len(self._head))
             if has_header:
                 line, buffered = region.line + region.text.count(LF), remainder
                 if region.text:
@@ -374,7 +373,7 @@ class DelimitedFile(Source[Records, Lines]):
         if len(names) > 1:
             order = np.arange(len(chunk) * len(names)).reshape(len(names), -1).T.ravel()
             filled = pa.concat_arrays(columns).take(buffers.array(order))
-        old_texts = _alternating(chunk.region.text, [chunk.spans[name] for name in names], chunk.region.size)
+        old_texts = _alternating(chunk.region.text, [chunk.spans[name] for name in names], chunk.region.file_bytes)
         new_texts = pc.replace_with_mask(old_texts, _alternating_mask(len(chunk) * len(names)), filled)
         # A record begins in the bytes that are copied before its first report, and ends in those after its last.
         moved = (buffers.offsets(new_texts) - buffers.offsets(old_texts))[:: 2 * len(names)]

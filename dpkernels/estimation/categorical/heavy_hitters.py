@@ -52,9 +52,9 @@ _TABULATED = 1 << 18  # different reports
 class HeavyHitters:
     """The values that were found, in falling order of their estimated shares.
 
-    The intervals hold together for all values that were compared at the last level. Where the people are split, they
-    are about the population that these people were drawn from at random; where the budget is split, about the people.
-    Nothing is said of values that an earlier level lost.
+    With the stated confidence all intervals hold at once, those of all candidates of the last level. Where each person
+    reports at one level, they are about the population that the people were drawn from at random; where everybody
+    reports at every level, about the people themselves. Values whose prefix an earlier level dropped are not estimated.
     """
 
     values: list[Any]
@@ -204,7 +204,7 @@ class PrefixSearch:
     level: int = 0
     prefixes: tuple[int, ...] = (0,)  # that are kept of the level before
     supports: tuple[int, ...] = ()  # of them
-    compared: int = 0  # how many candidates the level before had
+    candidate_count: int = 0  # how many candidates the level before had
     reports: int = 0  # and how many reports
 
     @cached_property
@@ -235,7 +235,7 @@ class PrefixSearch:
         plan, supports, n = self.plan, np.array(self.supports), self.reports
         certificate: Any = plan._samplers[-1].certificate
         p, q = float(certificate.probability), float(certificate.other_probability)
-        confidence_each = 1 - (1 - confidence) / self.compared
+        confidence_each = 1 - (1 - confidence) / self.candidate_count
         if plan.split == "people":
             low, high = share_intervals(supports, n, (p, q), confidence_each)
         else:
@@ -317,24 +317,12 @@ def prefix_response(
     checks.one_of("split", split, SPLITS)
     checks.one_of("longer", longer, LONGER)
     checks.integer_in("length", length, 1, 40)
-    if isinstance(alphabet, str):
-        if not alphabet or len(set(alphabet)) < len(alphabet):
-            raise ValueError(f"alphabet: {alphabet!r} must be different characters")
-        if not is_label(alphabet):
-            raise ValueError(f"alphabet: {alphabet!r} must be Unicode characters, without NUL")
-        base = len(alphabet) + 1
-    else:
-        base = alphabet = checks.integer_in("alphabet", alphabet, 2, MAX_CATEGORIES)
+    base = _checked_base(alphabet)
+    if not isinstance(alphabet, str):
+        alphabet = base
     if base**length > MAX_CATEGORIES:
         raise ValueError(f"length: {length} digits of {base} values each are more than 2^40 values")
-    if lengths is None:
-        first = max((k for k in range(1, length + 1) if base**k <= _FIRST_PREFIXES), default=1)
-        step = max((k for k in range(1, length + 1) if base**k <= _STEP_EXTENSIONS), default=1)
-        level_lengths = (*range(first, length, step), length)
-    else:
-        level_lengths = tuple(checks.integer_in("lengths", level_length, 1, length) for level_length in lengths)
-        if list(level_lengths) != sorted(set(level_lengths)) or level_lengths[-1:] != (length,):
-            raise ValueError(f"lengths: {lengths} must grow to {length}")
+    level_lengths = _level_lengths(base, length, lengths)
     level_epsilon = eps if split == "people" else eps / len(level_lengths)
     while split == "budget" and len(level_lengths) * rational(level_epsilon) > rational(eps):
         level_epsilon = math.nextafter(level_epsilon, 0.0)
@@ -354,3 +342,26 @@ def prefix_response(
     if code < 0:
         raise ValueError(f"other: {other!r} is not {plan.domain}")
     return replace(plan, other=code)
+
+
+def _checked_base(alphabet: str | int) -> int:
+    """Return the number of values of a digit; of texts one more than there are characters, for the end."""
+    if not isinstance(alphabet, str):
+        return checks.integer_in("alphabet", alphabet, 2, MAX_CATEGORIES)
+    if not alphabet or len(set(alphabet)) < len(alphabet):
+        raise ValueError(f"alphabet: {alphabet!r} must be different characters")
+    if not is_label(alphabet):
+        raise ValueError(f"alphabet: {alphabet!r} must be Unicode characters, without NUL")
+    return len(alphabet) + 1
+
+
+def _level_lengths(base: int, length: int, lengths: Sequence[int] | None) -> tuple[int, ...]:
+    """Return the lengths of the prefixes at each level: those that are stated, or the default ones."""
+    if lengths is None:
+        first = max((k for k in range(1, length + 1) if base**k <= _FIRST_PREFIXES), default=1)
+        step = max((k for k in range(1, length + 1) if base**k <= _STEP_EXTENSIONS), default=1)
+        return (*range(first, length, step), length)
+    level_lengths = tuple(checks.integer_in("lengths", level_length, 1, length) for level_length in lengths)
+    if list(level_lengths) != sorted(set(level_lengths)) or level_lengths[-1:] != (length,):
+        raise ValueError(f"lengths: {lengths} must grow to {length}")
+    return level_lengths

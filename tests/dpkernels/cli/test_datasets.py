@@ -682,7 +682,7 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
     mechanism = dpk.laplace(epsilon=1.0, sensitivity=1.0)
     channel = dpk.Counts(mechanism, bounds=(0.0, 120.0)).channel
     wanted = estimate.Selection("age", None, "laplace", 1.0, channel, keep=False, clip=False)
-    ones, alive = np.ones(len(channel.written), np.int64), list[weakref.ref[Any]]()
+    ones, alive = np.ones(len(channel.reports), np.int64), list[weakref.ref[Any]]()
 
     def parts() -> Any:
         for _ in range(9):

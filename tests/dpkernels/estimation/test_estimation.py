@@ -52,7 +52,7 @@ def ages(n=20_000):
 
 
 def all_codes(channel):
-    return np.arange(len(channel.written))
+    return np.arange(len(channel.reports))
 
 
 CHANNELS = [*EVERY, "optimal", "central", *NOISES]
@@ -74,9 +74,9 @@ def test_a_channel_is_of_probabilities_with_the_right_means_and_squares(name):
     assert np.abs(channel.values @ B - middles).max() < 1e-9 * width
     if name == "duchi":
         with pytest.raises(ValueError, match="the mean only"):
-            _ = channel.squares
+            _ = channel.square_weights
         return
-    squares, bias_bound = channel.squares
+    squares, bias_bound = channel.square_weights
     truth = (middles - channel.middle) ** 2 + (np.diff(edges) ** 2 / 12 if name != "discrete" else 0.0)
     assert (bias_bound == 0) == (name not in ("optimal", "central"))
     # The rounding of inputs to rows is averaged over a row's breadth; the bins' ends are not on rows.
@@ -115,8 +115,8 @@ def test_a_noise_channel_is_that_of_its_grains():
     grain, M = 2.0**table.grid_log2, table.points_per_bin
     first, count = 5 * M + M - 1000, 1500  # across a cell's end; from half a grain below the first
     probabilities = channel.matrix((np.array([first, first + count]) - 0.5) * grain, all_codes(channel))[:, 0]
-    p = np.zeros(len(channel.written))
-    lowest = round(channel.written[0] / float(table.bin_width))
+    p = np.zeros(len(channel.reports))
+    lowest = round(channel.reports[0] / float(table.bin_width))
     for i in range(first, first + count):
         q, f = divmod(i, M)
         for position, share in ((q, 1 - f / M), (q + 1, f / M)):
@@ -294,7 +294,7 @@ def test_between_its_places_a_channel_is_linear_and_bins_average_it(name):
     if name == "discrete":
         assert channel.lattice == 1
         return
-    groups = np.unique(np.linspace(0, len(channel.written), 256, endpoint=False).astype(int))
+    groups = np.unique(np.linspace(0, len(channel.reports), 256, endpoint=False).astype(int))
     B = channel.probabilities(knots, groups)
     assert np.abs(B.sum(axis=0) - 1).max() < 1e-12
     assert np.abs(channel.probabilities(inner, groups) - (0.7 * B[:, :-1] + 0.3 * B[:, 1:])).max() < 2e-3 * B.max()
@@ -328,7 +328,7 @@ def test_an_estimate_is_pickled_with_the_intervals_that_it_has_found():
 
 def test_integrals_of_noise_sum_its_table_once(monkeypatch):
     channel = as_channel(dpk.laplace(epsilon=1.0), bounds=(0.0, 10.0))
-    edges, groups = np.linspace(0, 10, 30), np.arange(0, len(channel.written), 100)
+    edges, groups = np.linspace(0, 10, 30), np.arange(0, len(channel.reports), 100)
     expected = channel.matrix(edges, groups)
     monkeypatch.setattr("dpkernels.estimation.channel.np.cumsum", None)
     np.testing.assert_array_equal(channel.matrix(edges, groups), expected)
@@ -466,7 +466,7 @@ def test_rounded_reports_are_known_by_their_decimals(decimals):
     reports, _ = ages()
     counts = Counts(AGES, decimals=decimals).add(reports.round(decimals))
     assert counts.total == len(reports)
-    assert np.array_equal(counts.channel.written, np.unique(Counts(AGES).channel.written.round(decimals)))
+    assert np.array_equal(counts.channel.reports, np.unique(Counts(AGES).channel.reports.round(decimals)))
     rounded, plain = dpk.estimate(counts), dpk.estimate(reports, AGES)
     assert rounded.mean.value == pytest.approx(plain.mean.value, abs=0.02)
     assert rounded.quantile(0.5).value == pytest.approx(plain.quantile(0.5).value, abs=1.0)
@@ -512,8 +512,8 @@ def test_a_variance_is_the_mean_over_pairs_of_reports(n):
     mechanism = dpk.piecewise(epsilon=10.0, lower=-1.0, upper=3.0)
     reports = dpk.perturb(np.linspace(-0.9, 2.9, n), mechanism, key=KEY)
     source = as_channel(mechanism)
-    indices = np.abs(source.written - reports[:, None]).argmin(axis=1)
-    g, y = source.squares[0][indices], source.values[indices] - source.middle
+    indices = np.abs(source.reports - reports[:, None]).argmin(axis=1)
+    g, y = source.square_weights[0][indices], source.values[indices] - source.middle
     pairs = [(g[i] + g[j]) / 2 - y[i] * y[j] for i, j in itertools.combinations(range(n), 2)]
     assert dpk.estimate(reports, mechanism).variance.value == pytest.approx(np.mean(pairs), rel=1e-9)
 
@@ -524,8 +524,8 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
     reports = dpk.perturb(np.linspace(10.0, 110.0, 100), AGES, key=KEY)
     reports = reports if decimals is None else reports.round(decimals)
     e, source = dpk.estimate(reports, AGES, decimals=decimals), as_channel(AGES, decimals=decimals)
-    indices = np.abs(source.written - reports[:, None]).argmin(axis=1)
-    y, g = source.values[indices], source.squares[0][indices]
+    indices = np.abs(source.reports - reports[:, None]).argmin(axis=1)
+    y, g = source.values[indices], source.square_weights[0][indices]
     assert e.mean.error == pytest.approx(stats.sem(y), rel=1e-9)
     each = g - 2 * (y.mean() - source.middle) * (y - source.middle)
     assert e.variance.error == pytest.approx(stats.sem(each), rel=1e-9)
@@ -535,7 +535,7 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
     away = source.values - source.middle
     y_noise, g_noise = (
         source.noise_variances(mean, weights)
-        for weights in (away, source.squares[0] - 2 * (mean - source.middle) * away)
+        for weights in (away, source.square_weights[0] - 2 * (mean - source.middle) * away)
     )
     pooled = [
         max(((n - 1) * values.var(ddof=1) + 4 * known) / (n + 3), least)
@@ -583,7 +583,7 @@ def test_bernsteins_intervals_solve_their_equation(name, confidence):
     assert (high + low) / 2 == pytest.approx(e.mean.value, abs=1e-6 * half)
     if name == "duchi":
         return
-    (g, bias_bound), p = channel.squares, counts.numbers / n
+    (g, bias_bound), p = channel.square_weights, counts.numbers / n
     assert bias_bound == 0
     half, of_squares = (bernstein_half_width(table, part, n, (1 + confidence) / 2) for part in (y, g))
     far, near = abs(p @ y) + half, max(abs(p @ y) - half, 0.0)
@@ -617,7 +617,7 @@ def test_an_estimate_is_of_what_had_been_counted():
 
 def test_one_report_is_shown_and_tells_no_quantile():
     """Few reports put the estimate at an end, where no resampled cdf differs."""
-    written = as_channel(AGES).written
+    written = as_channel(AGES).reports
     for n in (1, 5):
         for report in (written[0], written[len(written) // 2]):
             e = dpk.estimate(np.repeat(report, n), AGES)
@@ -646,7 +646,7 @@ def test_what_is_no_report_is_refused():
     for odd in (np.inf, -np.inf, 1e300, 60.1):
         assert "row 17 " in refused(np.insert(reports, 17, odd))
         assert "row 18 " in refused(np.insert(reports, 17, [np.nan, odd]))
-    lattice = Counts(AGES).channel.written
+    lattice = Counts(AGES).channel.reports
     assert "[-188." in refused(np.array([2 * lattice[-1] - lattice[-2]]))  # on the lattice, past its end
 
 
@@ -754,7 +754,9 @@ def test_moments_are_unbiased(name):
         # The noise's variance is 32 here, beside which that of the values is often cut off at 0: the mean alone.
         estimates.append((e.mean.value, e.variance.value if name != "laplace" else variance))
     error = np.std(estimates, axis=0) / runs**0.5
-    assert (np.abs(np.mean(estimates, axis=0) - (mean, variance)) <= 5 * error + (0, channel.squares[1]) + 1e-12).all()
+    assert (
+        np.abs(np.mean(estimates, axis=0) - (mean, variance)) <= 5 * error + (0, channel.square_weights[1]) + 1e-12
+    ).all()
 
 
 @pytest.mark.thorough
@@ -927,7 +929,7 @@ def test_a_picture_has_bins_that_the_reports_resolve():
 
 def test_a_mean_is_in_the_inputs_interval_and_in_its_own():
     """All reports are the largest that there is, far beyond the inputs' interval."""
-    written = as_channel(AGES).written
+    written = as_channel(AGES).reports
     for report, end in ((written[-1], 120.0), (written[0], 0.0)):
         e = dpk.estimate(np.repeat(report, 100), AGES)
         assert e.mean.value == end
@@ -941,7 +943,7 @@ def test_a_mean_is_in_the_inputs_interval_and_in_its_own():
 def test_too_few_reports_are_an_answer():
     """The mean needs as many as make the worst interval no wider than the inputs' own: n = (1.96 s / 60)^2."""
     needed = (1.96 / 60) ** 2 * AGES.worst_variance
-    written = as_channel(AGES).written[::40]
+    written = as_channel(AGES).reports[::40]
     for n in (int(needed) - 1, int(needed) + 2):
         e = dpk.estimate(np.resize(written, n), AGES)
         if n > needed:
@@ -974,7 +976,7 @@ def test_few_reports_of_which_many_distributions_are_as_likely_have_intervals():
     """The matrix of a Newton step is singular up to rounding; its Cholesky factor was not finite."""
     mechanism = dpk.piecewise(epsilon=4.0, lower=0.0, upper=100.0)
     reports = [-5.2038261433, 9.9377947418, 73.5536324881]
-    written = Counts(mechanism).channel.written
+    written = Counts(mechanism).channel.reports
     reports = written[np.abs(written[:, None] - reports).argmin(axis=0)]
     low, high = dpk.estimate(reports, mechanism).histogram(4).shares.interval(0.9)
     assert np.isfinite([low, high]).all()

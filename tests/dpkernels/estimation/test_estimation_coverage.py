@@ -30,7 +30,7 @@ def probabilities(made, law):
     """Of the reports of inputs drawn from a law, on a grid much finer than what is estimated."""
     channel = Counts(made).channel
     edges = np.linspace(0, 1, 2049)
-    q = channel.matrix(edges, np.arange(len(channel.written))) @ np.diff(LAWS[law].cdf(edges))
+    q = channel.matrix(edges, np.arange(len(channel.reports))) @ np.diff(LAWS[law].cdf(edges))
     return q / q.sum()
 
 
@@ -99,7 +99,7 @@ MOMENTS = {"mean": np.mean, "variance": np.var, "standard_deviation": np.std}
 def of_few(channel, x, runs, moments):
     """The shares of 95 % intervals that hold in releases of these values; NaN for one that few reports do not have."""
     rng, inputs = np.random.default_rng(7), np.unique(x)
-    cumulated = np.cumsum(channel.probabilities(inputs, np.arange(len(channel.written))), axis=0)
+    cumulated = np.cumsum(channel.probabilities(inputs, np.arange(len(channel.reports))), axis=0)
     columns = [rng.random(runs) * cumulated[-1, index] for index in np.searchsorted(inputs, x)]
     codes = [
         np.searchsorted(cumulated[:, index], u) for index, u in zip(np.searchsorted(inputs, x), columns, strict=True)
@@ -107,7 +107,7 @@ def of_few(channel, x, runs, moments):
     hits = {name: [] for name in moments}
     for row in np.stack(codes, axis=1):
         counts = Counts(channel)
-        counts.numbers = np.bincount(row, minlength=len(channel.written))
+        counts.numbers = np.bincount(row, minlength=len(channel.reports))
         e = dpk.estimate(counts)
         for name, held in hits.items():
             with contextlib.suppress(ValueError):  # too few reports, or no information
@@ -155,7 +155,7 @@ def test_intervals_of_many_are_no_wider_than_the_reports_own_spread_says(shape):
     channel, n = as_channel(dpk.hybrid(epsilon=2.0, lower=0.0, upper=1.0)), 20_000
     counts, x = Counts(channel), FEW[shape](n)
     inputs, numbers = np.unique(x.round(3), return_counts=True)
-    p = channel.probabilities(inputs, np.arange(len(channel.written))) @ (numbers / n)
+    p = channel.probabilities(inputs, np.arange(len(channel.reports))) @ (numbers / n)
     counts.numbers = np.random.default_rng(7).multinomial(n, p / p.sum())
     e = dpk.estimate(counts)
     for moment in (e.mean, e.variance):
@@ -189,7 +189,7 @@ def spiked(name, runs, n=10_000):
     """How many of the intervals hold in each release: of three quantiles, of three cdf and of three shares."""
     x, masses, grid = SPIKES[name]
     mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0)
-    q = Counts(mechanism).channel.probabilities(x, np.arange(len(Counts(mechanism).channel.written))) @ masses
+    q = Counts(mechanism).channel.probabilities(x, np.arange(len(Counts(mechanism).channel.reports))) @ masses
     p, at, edges = np.array([0.3, 0.5, 0.9]), np.array([0.1, 0.371, 0.9]), np.array([0.0, 0.2, 0.36, 1.0])
     cumulated = np.append(0.0, np.cumsum(masses))
     cdf, below = (cumulated[np.searchsorted(x, where, side)] for where, side in ((at, "right"), (edges, "left")))

@@ -29,9 +29,9 @@ from dpkernels.session import (
 )
 from dpkernels.session import statistic as statistic_module
 from dpkernels.session.blocks import InMemory
-from dpkernels.session.run import Part, Run
-from dpkernels.session.sums import Lattice, NoisySums, noise_sampler
-from dpkernels.session.tables import Table
+from dpkernels.session.run import NoiseRecord, ReleaseInProgress
+from dpkernels.session.sums import NoisySums, SumLattice, noise_sampler
+from dpkernels.session.tables import SessionTable
 
 FALSE_ALARM = 1e-6
 ROWS = {
@@ -65,12 +65,12 @@ STATISTICS = {
 
 def tables(rows):
     columns = ROWS, {name: [*ROWS[name], *EXTRA[name]] for name in ROWS}
-    opened = [Table.open({name: np.array(column, object) for name, column in data.items()}) for data in columns]
+    opened = [SessionTable.open({name: np.array(column, object) for name, column in data.items()}) for data in columns]
     for table in opened:
         table.bound_rows("id", rows, SECRET)
     # What counts never changes; the table of what counts is smaller.
     return [
-        Table(
+        SessionTable(
             InMemory("dict", {name: column[table.counted] for name, column in table.source.data.items()}),
             table.persons[table.counted],
             table.counted[table.counted],
@@ -79,7 +79,7 @@ def tables(rows):
     ]
 
 
-class Noiseless(Run):
+class Noiseless(ReleaseInProgress):
     """A run without noise, whose choices are the likeliest."""
 
     def add_noise(self, sums, lattice, epsilon, label):
@@ -96,7 +96,7 @@ def released(statistic, table, rows, count, seed):
     """The values of many releases, of shape (count, values), and those without noise."""
     rng = np.random.default_rng(seed)
     runs = [Noiseless(table, rows, rows, bytes(32))]
-    runs += [Run(table, rows, rows, rng.bytes(32)) for _ in range(count)]
+    runs += [ReleaseInProgress(table, rows, rows, rng.bytes(32)) for _ in range(count)]
     values = [np.atleast_1d(statistic.release(run, EPSILON, 0.0).value) for run in runs]
     return np.array(values[1:]), values[0]
 
@@ -157,7 +157,7 @@ class Drawn(Exception):  # noqa: N818 - it is not an error
     """The draws of a statistic and what they are of, instead of its release."""
 
 
-class ManyDraws(Run):
+class ManyDraws(ReleaseInProgress):
     """A run whose first noise or choice is drawn many times: sums in few calls, and choices one by one."""
 
     draws = 1_000_000
@@ -210,9 +210,9 @@ def test_noise_of_two_thirds_is_caught(name, monkeypatch):
 
 
 def test_noise_for_one_row_of_a_person_is_caught(monkeypatch):
-    original = Lattice.for_sums
+    original = SumLattice.for_sums
     monkeypatch.setattr(ManyDraws, "draws", 20_000)
-    monkeypatch.setattr(Lattice, "for_sums", staticmethod(lambda rows, *a, **o: original(1, *a, **o)))
+    monkeypatch.setattr(SumLattice, "for_sums", staticmethod(lambda rows, *a, **o: original(1, *a, **o)))
     assert attack_of_draws("count", 3)
 
 
@@ -225,7 +225,7 @@ ATTACKS_OF_KEYS = {"crowded": (CROWDED, 3, 2e-3), "own": (OWN_KEYS, 3, 2e-3), "o
 ATTACKS_OF_BOUNDS = {"crowded": (1e9, 1e9, 1e9), "own": (1e300, np.inf, 1e9, np.nan, None, "x")}
 
 
-class ReadOnce(Run):
+class ReadOnce(ReleaseInProgress):
     """A run that reads its data once, and draws the noise of keys many times in one call."""
 
     draws = 1_000_000
@@ -247,7 +247,7 @@ class ReadOnce(Run):
             keys = (dpk.key_from_bytes(self.key(b"")) for _ in range(self.draws // size))
             self._values = (values for key in keys for values in np.asarray(dpk.perturb(copies, sampler, key=key)))
             self._of_noise = rounded.shape, lattice, sampler
-            self.parts.append(Part(label, epsilon))
+            self.noise_records.append(NoiseRecord(label, epsilon))
         shape, *rest = self._of_noise
         return NoisySums(next(self._values).reshape(shape), *rest)
 
@@ -264,7 +264,7 @@ def neighbouring_runs(rows, cells, most):
     for seed, extra in enumerate(([], [(-1, cells[number % len(cells)]) for number in range(1000)])):
         persons, column = zip(*rows, *extra, strict=True)
         data = {"id": persons, "x": column, "n": range(len(column))}
-        table = Table.open({name: np.array(list(own), object) for name, own in data.items()})
+        table = SessionTable.open({name: np.array(list(own), object) for name, own in data.items()})
         table.bound_rows("id", most, OTHER_SECRET)
         runs.append(ReadOnce(table, most, most, np.random.default_rng(seed).bytes(32)))
     return runs

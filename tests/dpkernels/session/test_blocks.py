@@ -23,8 +23,8 @@ from dpkernels.session import DataWarning, Session, blocks
 from dpkernels.session.blocks import MAX_ROWS, as_source
 from dpkernels.session.delimited import DelimitedLines
 from dpkernels.session.distinct import DistinctWords, SortedCounts
-from dpkernels.session.run import Run
-from dpkernels.session.tables import Table
+from dpkernels.session.run import ReleaseInProgress
+from dpkernels.session.tables import SessionTable
 
 KEY = dpk.key_from_bytes(bytes(range(32)))
 RNG = np.random.default_rng(5)
@@ -446,7 +446,7 @@ def test_places_are_those_of_sorted_rows():
 def test_places_of_groups_are_those_of_their_rows():
     """Also the first place and the last one, and of a group without rows."""
     groups, places = np.random.default_rng(2).integers(0, [[3], [4]], (2, 500))
-    run = Run(Table.open({"group": groups, "place": places}), 1, 1, bytes(32))
+    run = ReleaseInProgress(SessionTable.open({"group": groups, "place": places}), 1, 1, bytes(32))
     members = run.sorted_counts(("group", "place"), 4, lambda block: (block["group"], block["place"]))
     for group, each in enumerate(members):
         values, counts = np.unique(places[groups == group], return_counts=True)

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from dpkernels.session import Session, cells, tables
-from dpkernels.session.tables import Table
+from dpkernels.session.tables import SessionTable
 
 SECRET = bytes(range(32))
 
@@ -78,7 +78,7 @@ def test_files_of_other_types_are_refused_whatever_their_cells(tmp_path):
     for column in ([1.0, 2.0], [1.0, 2.5]):
         pyarrow.parquet.write_table(pa.table({"x": column}), tmp_path / "1.parquet")
         with pytest.raises(ValueError, match="different names or types"):
-            Table.open(tmp_path)
+            SessionTable.open(tmp_path)
 
 
 def test_files_of_a_folder_are_those_that_are_seen_to_change(tmp_path):
@@ -87,14 +87,14 @@ def test_files_of_a_folder_are_those_that_are_seen_to_change(tmp_path):
     (tmp_path / "read.me").write_text("x")
     for path in (tmp_path / "0.parquet", tmp_path / "within" / "1.parquet"):
         pyarrow.parquet.write_table(pa.table({"x": [1, 2]}), path)
-    assert Table.open(tmp_path).source.most_rows == 2
+    assert SessionTable.open(tmp_path).source.most_rows == 2
 
 
 def test_columns_of_one_name_are_refused(tmp_path):
     (tmp_path / "p.csv").write_text("a,a\n1,2\n")
     for data in (tmp_path / "p.csv", pa.Table.from_arrays([pa.array([1])] * 2, ["a", "a"])):
         with pytest.raises(ValueError, match="same name"):
-            Table.open(data)
+            SessionTable.open(data)
 
 
 def test_hashes_that_follow_the_type_of_a_column_are_caught():
@@ -209,7 +209,7 @@ def test_missing_cells_have_no_key():
 def test_lines_of_a_file_that_are_no_rows_are_left_out(tmp_path):
     path = tmp_path / "odd.csv"
     path.write_bytes(b"id,age\n1,30\n2\n3,40,5\n4,\xff\xfe\n5,x\n6,50\n")
-    (block,) = Table.open(path).source.blocks(["id", "age"])
+    (block,) = SessionTable.open(path).source.blocks(["id", "age"])
     assert block["id"].tolist() == ["1", "4", "5", "6"]
     assert np.array_equal(cells.numbers(block["age"]), [30, np.nan, np.nan, 50], equal_nan=True)
 
@@ -232,7 +232,7 @@ def _cells(folder, lines):
     """What is read of lines, by the id in their first cell."""
     (folder / "p.csv").write_bytes(b"\n".join([b"id,x", *lines, b""]))
     read = {}
-    for block in Table.open(folder / "p.csv").source.blocks(["id", "x"]):
+    for block in SessionTable.open(folder / "p.csv").source.blocks(["id", "x"]):
         read |= dict(zip(block["id"].tolist(), block["x"].tolist(), strict=True))
     return read
 
@@ -307,7 +307,7 @@ def test_persons_are_the_same_if_their_numbers_or_texts_are():
 def test_persons_that_share_one_of_their_words_are_apart():
     """-1 and 2^64 - 1 have the same bits and other types; small integers have one type."""
     for ids in ([-1, 2**64 - 1], [1, 2]):
-        table = Table.open({"id": np.array(ids, object)})
+        table = SessionTable.open({"id": np.array(ids, object)})
         table.bound_rows("id", 1, SECRET)
         assert table.counted.all()
         assert table.persons[0] != table.persons[1]
@@ -362,10 +362,10 @@ def test_a_session_reads_many_rows_a_part_of_the_persons_at_a_time(monkeypatch, 
     """The same rows count, and the same persons, with however many parts."""
     rng = np.random.default_rng(4)
     data = {"id": rng.integers(0, 400, 3000), "x": rng.uniform(0, 1, 3000)}
-    whole = tables.Table.open(data)
+    whole = tables.SessionTable.open(data)
     whole.bound_rows("id", 2, SECRET)
     monkeypatch.setattr(tables, "_MAX_HASHED_ROWS", held)
-    calls, of_parts = [], tables.Table.open(data)
+    calls, of_parts = [], tables.SessionTable.open(data)
     source_map = of_parts.source.map
     monkeypatch.setattr(of_parts.source, "map", lambda *options: calls.append(1) or source_map(*options))
     of_parts.bound_rows("id", 2, SECRET)

@@ -12,9 +12,9 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.session import Mean, Regression, Result, Session, Variance
-from dpkernels.session.run import Run
+from dpkernels.session.run import ReleaseInProgress
 from dpkernels.session.sums import NoisySums, noise_sampler
-from dpkernels.session.tables import Table
+from dpkernels.session.tables import SessionTable
 
 FALSE_ALARM = 1e-9
 pytestmark = [
@@ -67,7 +67,7 @@ RELEASES = {
 }
 
 
-class ManyReleases(Run):
+class ManyReleases(ReleaseInProgress):
     """A run whose sums get noise many times, each time as in a release of its own."""
 
     releases = 1
@@ -99,7 +99,7 @@ def true_values(name, result):
 def coverage(name, epsilon, runs):
     """The shares of intervals that have the true value, by place in the table."""
     if name in RATIOS:
-        run = ManyReleases(Table.open(SMALL), 1, 1, bytes(32))
+        run = ManyReleases(SessionTable.open(SMALL), 1, 1, bytes(32))
         run.releases = runs
         result = RATIOS[name].release(run, epsilon, 0.0)
         low, high = (end.reshape(runs, -1) for end in result.interval(0.95))
@@ -143,7 +143,7 @@ def test_many_releases_at_once_are_those_of_sessions(name, monkeypatch):
     monkeypatch.setattr(
         dpk, "perturb", lambda values, sampler, key=None, fixed=key: original(values, sampler, key=fixed)
     )
-    run = ManyReleases(Table.open(SMALL), 1, 1, bytes(32))
+    run = ManyReleases(SessionTable.open(SMALL), 1, 1, bytes(32))
     ends = RATIOS[name].release(run, 1.0, 0.0).interval(0.95)
     for end, other in zip(ends, RELEASES[name](Session(SMALL, epsilon=1.0), 1.0).interval(0.95), strict=True):
         assert np.array_equal(end, other)

@@ -27,8 +27,8 @@ from dpkernels.session import (
     quantiles,
     sums,
 )
-from dpkernels.session.run import Part, Run
-from dpkernels.session.tables import Table
+from dpkernels.session.run import NoiseRecord, ReleaseInProgress
+from dpkernels.session.tables import SessionTable
 
 SECRET = bytes(range(32))
 BY = {"plan": ["A", "B", "C"]}
@@ -57,10 +57,10 @@ every_statistic = pytest.mark.parametrize(
 ODD = [np.nan, np.inf, -np.inf, 1e300, -1e300, "x", None, 12.5, "31", 0, True]
 
 
-SAMPLER = sums.noise_sampler(sums.Lattice(0, 0, 1), 1.0, 1)
+SAMPLER = sums.noise_sampler(sums.SumLattice(0, 0, 1), 1.0, 1)
 
 
-class Recorder(Run):
+class Recorder(ReleaseInProgress):
     """A run that draws nothing: it keeps what would get noise, and makes the choices of ``script``, or the first."""
 
     def __init__(self, table, rows, groups, script=None):
@@ -69,7 +69,7 @@ class Recorder(Run):
 
     def add_noise(self, sums_, lattice, epsilon, label):
         self.kept.append(("noise", lattice.rounded(sums_), lattice))
-        self.parts.append(Part(label, epsilon))
+        self.noise_records.append(NoiseRecord(label, epsilon))
         return sums.NoisySums(np.zeros(sums_.shape), lattice, SAMPLER)
 
     def person_counts_by_key(self, name):
@@ -119,7 +119,7 @@ def random_rows(rng, persons, most):
 def make_table(rows, person, most):
     columns = list(zip(*rows, strict=True)) or [()] * 5
     names = ("id", "age", "income", "plan", "ward")
-    table = Table.open({name: np.array(column, object) for name, column in zip(names, columns, strict=True)})
+    table = SessionTable.open({name: np.array(column, object) for name, column in zip(names, columns, strict=True)})
     if person:
         table.bound_rows("id", most, SECRET)
     return table
@@ -230,7 +230,7 @@ def test_choices_at_one_level_have_one_levels_budget():
 def test_a_person_counts_for_so_many_keys_that_are_found(groups):
     """Of a person with 9 rows, which have 6 keys; and of one without any."""
     rows = [(1, 30.0, 1.0, plan, 1) for plan in "ABCDEFABC"] + [(2, 30.0, 1.0, None, 1)]
-    keys, counts = Run(make_table(rows, True, 9), 9, groups, SECRET).person_counts_by_key("plan")
+    keys, counts = ReleaseInProgress(make_table(rows, True, 9), 9, groups, SECRET).person_counts_by_key("plan")
     assert sorted(keys) == list("ABCDEF")
     assert sorted(counts) == [0] * (6 - groups) + [1] * groups
 
@@ -261,8 +261,8 @@ def test_a_person_with_many_rows_who_is_not_bounded_is_caught(monkeypatch):
     def unbounded(table, person, rows, secret):
         original(table, person, 1 << 20, secret)
 
-    original = Table.bound_rows
-    monkeypatch.setattr(Table, "bound_rows", unbounded)
+    original = SessionTable.bound_rows
+    monkeypatch.setattr(SessionTable, "bound_rows", unbounded)
     for statistic in (Count(), Mean("age", 0, 90), Count(by=BY)):
         with pytest.raises(AssertionError):
             attack(statistic, seed=1, tables_=40)
@@ -278,20 +278,22 @@ def test_rows_that_are_chosen_by_their_place_are_caught(monkeypatch):
 
 
 def test_a_person_in_several_groups_who_is_counted_once_is_caught(monkeypatch):
-    original = sums.Lattice.for_sums
+    original = sums.SumLattice.for_sums
 
     def one_group(rows, epsilon, groups, weights, *, counts):
         return original(1, epsilon, groups, weights, counts=counts)
 
-    monkeypatch.setattr(sums.Lattice, "for_sums", staticmethod(one_group))
+    monkeypatch.setattr(sums.SumLattice, "for_sums", staticmethod(one_group))
     with pytest.raises(AssertionError):
         attack(Count(by=BY), seed=1, tables_=40)
 
 
 def test_keys_of_a_person_that_are_not_bounded_are_caught(monkeypatch):
-    original = Run._count_persons
+    original = ReleaseInProgress._count_persons
     monkeypatch.setattr(
-        Run, "_count_persons", lambda self, name, read, most, stated: original(self, name, read, 99, stated)
+        ReleaseInProgress,
+        "_count_persons",
+        lambda self, name, read, most, stated: original(self, name, read, 99, stated),
     )
     with pytest.raises(AssertionError):
         attack(Count(by={"plan": "found"}), seed=1, tables_=60)
@@ -299,13 +301,13 @@ def test_keys_of_a_person_that_are_not_bounded_are_caught(monkeypatch):
 
 def test_weights_that_are_rounded_one_by_one_are_caught(monkeypatch):
     """Three weights rounded to a coarse lattice move it by more than a row's share; the sensitivity includes that."""
-    original = sums.Lattice.for_sums
+    original = sums.SumLattice.for_sums
 
     def without(rows, epsilon, groups, weights, *, counts):
         lattice = original(rows, epsilon, groups, weights, counts=counts)
         return dataclasses.replace(lattice, sensitivity=rows << -lattice.log2) if lattice.log2 < 0 else lattice
 
-    monkeypatch.setattr(sums.Lattice, "for_sums", staticmethod(without))
+    monkeypatch.setattr(sums.SumLattice, "for_sums", staticmethod(without))
     with pytest.raises(AssertionError):
         attack(Regression("income", "age", y_bounds=(0, 1e5), x_bounds=(0, 90)), seed=1, tables_=60)
 
@@ -333,7 +335,7 @@ def test_partitions_are_whole():
     t = np.random.default_rng(1).uniform(0, 1, 10_000)
     t[:4] = 0, 1, 2.0**-40, 1 - 2.0**-40
     for weights in ((t, 1 - t), ((1 - t) ** 2, 2 * t * (1 - t), t**2), (t / 2, t / 2, 1 - t), (t * 1.1, 1 - t)):
-        whole = np.array(sums.partition(weights))
+        whole = np.array(sums.integer_weights(weights))
         assert ((whole >= 0) & (whole == np.rint(whole))).all()
         assert (whole.sum(0) == sums.UNIT).all()
 
@@ -345,7 +347,7 @@ def test_rounding_adds_what_the_lattice_says(rows, epsilon, weights):
     """Of the worst person that random search finds: with every group and with few weights that are not 0."""
     rng = np.random.default_rng(rows + weights)
     for counts in (True, False) if weights == 1 else (False,):
-        lattice = sums.Lattice.for_sums(rows, epsilon, 4, weights, counts=counts)
+        lattice = sums.SumLattice.for_sums(rows, epsilon, 4, weights, counts=counts)
         for _ in range(40):
             base = rng.integers(0, 1 << 40, (4, weights)) if not counts else rng.integers(0, 1 << 20, (4, 1))
             codes = rng.integers(0, rng.integers(1, 5), rows)
@@ -354,7 +356,7 @@ def test_rounding_adds_what_the_lattice_says(rows, epsilon, weights):
                 signs = rng.choice([1, -1]) if not counts else 1
                 contributions = np.full((rows, 1), unit) * signs
             else:
-                contributions = np.array(sums.partition(rng.dirichlet(np.full(weights, 0.1), rows).T), np.int64).T
+                contributions = np.array(sums.integer_weights(rng.dirichlet(np.full(weights, 0.1), rows).T), np.int64).T
             after = base.copy()
             np.add.at(after, codes, contributions)
             assert np.abs(lattice.rounded(after) - lattice.rounded(base)).sum() <= lattice.sensitivity

@@ -37,8 +37,8 @@ from dpkernels.session import (
     Variance,
     reports,
 )
-from dpkernels.session.run import Run
-from dpkernels.session.sums import Lattice
+from dpkernels.session.run import ReleaseInProgress
+from dpkernels.session.sums import SumLattice
 
 BY = {"plan": ["A", "B", "C"]}
 RNG = np.random.default_rng(7)
@@ -311,7 +311,7 @@ def test_what_is_charged_is_what_is_used():
     tiny = Fraction(1, 10**6) - Fraction(1, 10**40)
     assert rational(float(tiny)) > tiny
     s.count(by={"plan": "found"}, epsilon=Fraction(1, 2), delta=tiny)
-    assert rational(s._entries[0].parts[0].delta) <= s.spent.delta == rational(1e-6)
+    assert rational(s._entries[0].noise_records[0].delta) <= s.spent.delta == rational(1e-6)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_ledger_is_charged_before_anything_is_drawn(tmp_path, monkeypatch):
         assert str(ledger.state().left) == "epsilon 0.6, delta 1e-06"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "sums", broken)
+    monkeypatch.setattr(ReleaseInProgress, "sums", broken)
     with pytest.raises(KeyboardInterrupt):
         s.count(epsilon=0.4)
     assert str(ledger.state().spent) == str(s.spent) == "epsilon 0.4, delta 0"
@@ -433,8 +433,12 @@ def test_a_ledger_that_refuses_leaves_the_session_as_it_was(tmp_path):
 def check_budget(s):
     """The parts of every release add up to no more than its cost, and the costs are what was spent."""
     for entry in s._entries:
-        assert 0.9 * entry.cost.epsilon <= sum(rational(part.epsilon) for part in entry.parts) <= entry.cost.epsilon
-        assert sum(rational(part.delta) for part in entry.parts) <= entry.cost.delta
+        assert (
+            0.9 * entry.cost.epsilon
+            <= sum(rational(part.epsilon) for part in entry.noise_records)
+            <= entry.cost.epsilon
+        )
+        assert sum(rational(part.delta) for part in entry.noise_records) <= entry.cost.delta
     spent = sum(entry.cost.epsilon for entry in s._entries)
     assert spent == s.spent.epsilon == s._filter.spent.epsilon
     if s._ledger is not None:
@@ -562,13 +566,13 @@ def test_releases_under_a_fixed_key_stay_as_they_are(name):
     session, (values, text) = of(), PINNED[name]
     released = np.atleast_1d(ALL[name](session).value)
     statistic = session._entries[0].statistic
-    assert f"{statistic.title} {statistic.settings}" == text
+    assert f"{statistic.title} {statistic.arguments_text}" == text
     assert released[: len(values)].tolist() == values
 
 
 def test_the_text_of_a_lattice_in_keys_stays_as_it_is():
-    assert Lattice.for_sums(3, 0.5, 4, 2, counts=False).key_text == "Lattice(log2=-8, finest=-32, sensitivity=768)"
-    run = Run(None, 1, 1, bytes(32))
+    assert SumLattice.for_sums(3, 0.5, 4, 2, counts=False).key_text == "Lattice(log2=-8, finest=-32, sensitivity=768)"
+    run = ReleaseInProgress(None, 1, 1, bytes(32))
     assert run.key(b"a", b"bc").hex() == "7c0f5585d2dc9c32e83937c8abec4f8f3d322f4d3c21c35f190e55de6b6ef832"
 
 
@@ -752,7 +756,9 @@ def test_a_key_of_one_person_is_found_only_at_the_largest_noise(monkeypatch):
     (below, at) = (lambda sampler, lost=lost: sampler.certificate.highest - lost for lost in (1, 0))
     for noise, keys in ((below, []), (at, ["x"])):
         monkeypatch.setattr(
-            Run, "add_bounded_noise", lambda self, counts, sampler, label, noise=noise: counts + noise(sampler)
+            ReleaseInProgress,
+            "add_bounded_noise",
+            lambda self, counts, sampler, label, noise=noise: counts + noise(sampler),
         )
         s = of({"plan": ["x"]}, delta=1e-5)
         assert s.count(by={"plan": "found"}, epsilon=0.5, delta=1e-6).index["plan"] == keys
@@ -777,7 +783,7 @@ def test_a_release_that_failed_after_its_charge_stays_spent_in_what_is_saved(tmp
         raise MemoryError
 
     s = of(PEOPLE)
-    monkeypatch.setattr(Run, "person_counts", fail)
+    monkeypatch.setattr(ReleaseInProgress, "person_counts", fail)
     with pytest.raises(MemoryError):
         s.top("plan", 1, ["A", "B"], epsilon=0.5)
     s.count(epsilon=0.25)

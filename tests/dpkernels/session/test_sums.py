@@ -13,8 +13,8 @@ from dpkernels.session.moments import Mean, Variance
 @pytest.mark.parametrize(("sensitivity", "epsilon"), [(1, 1.0), (1, 4.0), (15, 0.5)])
 def test_tails_are_bounded_from_above(sensitivity, epsilon, coefficients):
     """A step further out, Laplace noise has at least the table's tail, and for wide noise nearly the same."""
-    sampler = sums.noise_sampler(sums.Lattice(0, 0, sensitivity), epsilon, 1)
-    noisy = sums.NoisySums(np.zeros((1, 1)), sums.Lattice(0, 0, sensitivity), sampler)
+    sampler = sums.noise_sampler(sums.SumLattice(0, 0, sensitivity), epsilon, 1)
+    noisy = sums.NoisySums(np.zeros((1, 1)), sums.SumLattice(0, 0, sensitivity), sampler)
     table = sampler.certificate.table.finite
     codes, weights = np.arange(table.first, table.last + 1), table.weights / 2.0**table.bits
     keep = weights > 1e-9
@@ -40,8 +40,8 @@ def test_tails_are_bounded_from_above(sensitivity, epsilon, coefficients):
 def test_a_ratio_of_sums_without_noise_is_the_statistic(ratio):
     x = np.random.default_rng(3).uniform(0, 1, 5000)
     weights = (x, 1 - x) if ratio is Mean.ratio else ((1 - x) ** 2, 2 * x * (1 - x), x**2)
-    totals = np.sum(sums.partition(weights), 1)[None] / sums.UNIT
-    lattice = sums.Lattice(0, 0, 1)
+    totals = np.sum(sums.integer_weights(weights), 1)[None] / sums.UNIT
+    lattice = sums.SumLattice(0, 0, 1)
     noisy = sums.NoisySums(totals, lattice, sums.noise_sampler(lattice, 10.0, 1))
     true = x.mean() if ratio is Mean.ratio else x.var()
     assert ratio.value(noisy)[0] == pytest.approx(true, rel=1e-8)
@@ -52,7 +52,7 @@ def test_a_ratio_of_sums_without_noise_is_the_statistic(ratio):
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_an_interval_of_a_ratio_covers_it_for_coarse_noise_too(confidence):
     """Summed over all noise of two sums; noise of few steps has a larger tail than Laplace noise of its scale."""
-    lattice, true = sums.Lattice(0, 0, 1), np.array([[30.0, 70.0]])
+    lattice, true = sums.SumLattice(0, 0, 1), np.array([[30.0, 70.0]])
     sampler = sums.noise_sampler(lattice, 1.0, 1)
     table = sampler.certificate.table.finite
     codes, weights = np.arange(table.first, table.last + 1), table.weights / 2.0**table.bits
