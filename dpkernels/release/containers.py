@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -38,7 +37,6 @@ _INSTEAD = {
 }
 
 
-@lru_cache(maxsize=64)
 def _names(cls: type) -> tuple[str, ...]:
     """Return a class and its bases, each as "library.name", without importing a library."""
     return tuple(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
