@@ -21,7 +21,7 @@ from dpkernels import checks
 from dpkernels.bounded_json import JsonObject
 from dpkernels.cli.errors import error_text
 from dpkernels.cli.mechanisms import mechanism
-from dpkernels.cli.options import single, usage_errors
+from dpkernels.cli.options import OptionValues, single, usage_errors
 from dpkernels.cli.perturb.sidecar import describe_noise, guarantee, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import format_number, shortest
@@ -85,13 +85,13 @@ class Account:
 
     name: str
     mechanism: Mechanism
-    options: Mapping[str, Any]  # those it was made with
+    options: OptionValues  # those it was made with
     epsilons: Sequence[float]  # where to print delta; empty for the usual ones
     deltas: Sequence[float]  # where to print epsilon; empty for the usual ones
 
     @classmethod
     def from_options(
-        cls, name: str, options: Mapping[str, Any], epsilons: Sequence[float], deltas: Sequence[float]
+        cls, name: str, options: OptionValues, epsilons: Sequence[float], deltas: Sequence[float]
     ) -> Account:
         built = mechanism(name, options, release=False)
         with usage_errors(errors=(TypeError, ValueError)):

@@ -30,7 +30,7 @@ from dpkernels.cli.estimate import (
 from dpkernels.cli.files.categories import is_categorical, parse_reports
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.interrupts import raise_if_interrupted
-from dpkernels.cli.options import flag
+from dpkernels.cli.options import OptionValues, flag
 from dpkernels.cli.perturb.sidecar import title
 from dpkernels.cli.perturb.verify import build_exact_sampler
 from dpkernels.cli.text import aligned, display_name, label
@@ -325,7 +325,7 @@ def select_reports(
     *,
     column: str | None,
     group_column: str | None,
-    options: Mapping[str, Any],
+    options: OptionValues,
 ) -> Selection | CategorySelection | PrefixSelection:
     """Return which reports of a release are counted: those of a column of numbers or of categories."""
     most = options.get("most")
@@ -345,7 +345,7 @@ def select_categories(
     names: Sequence[str],
     where: object,
     group_column: str | None,
-    options: Mapping[str, Any],
+    options: OptionValues,
 ) -> CategorySelection | PrefixSelection:
     """Return what to count of a column; ``options`` are the command's, of which those for numbers are refused."""
     for name in ("quantiles", "histogram", "atoms", "grid", "lower", "upper"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import click
 
@@ -17,7 +17,7 @@ from dpkernels.budgets.filters import BudgetExceeded, EpsilonDelta, check, forma
 from dpkernels.budgets.ledger import JOURNALS, Entry, Ledger, LedgerError, LedgerState, check_makeable
 from dpkernels.cli.errors import error_text
 from dpkernels.cli.interrupts import is_independent, raise_if_interrupted, uninterrupted
-from dpkernels.cli.options import usage_errors
+from dpkernels.cli.options import OptionValues, usage_errors
 from dpkernels.cli.text import aligned, display_name
 from dpkernels.proven import proven
 
@@ -51,9 +51,7 @@ class LedgerAccount:
     like: Path | None = None  # a file; a ledger that is made gets at most its permissions
 
     @classmethod
-    def from_options(
-        cls, options: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()
-    ) -> Self | None:
+    def from_options(cls, options: OptionValues, files: Sequence[Path], folders: Sequence[Path] = ()) -> Self | None:
         """Return the account that ``--ledger`` and ``--budget`` name, if any, or refuse it with a click.UsageError.
 
         ``files`` are those that the release reads and writes, the input first. It may use all files of the ``folders``.

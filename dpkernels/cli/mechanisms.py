@@ -24,7 +24,7 @@ from dpkernels import checks, mechanisms
 from dpkernels.bounded_json import brief
 from dpkernels.cli import categories
 from dpkernels.cli.errors import error_text
-from dpkernels.cli.options import OPTIONS, flag, flags, usage_errors
+from dpkernels.cli.options import OPTIONS, OptionValues, flag, flags, usage_errors
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
@@ -56,7 +56,7 @@ DEFAULT = "balanced"
 ROOM = 1.1
 
 
-def select_mechanism(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def select_mechanism(name: str, options: OptionValues) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the mechanism that a choice selects; another name selects itself.
 
     The objective ``variance`` selects the lowest worst-case variance. Up to eps = 0.61 that is Duchi's, whose two
@@ -303,9 +303,7 @@ def mechanism(name: str, options: Mapping[str, object], where: str = "", *, rele
         return constructor.make(options, release)
 
 
-def build_exact_sampler(
-    name: str, options: Mapping[str, Any], where: str = ""
-) -> tuple[str, ExactSampler, dict[str, Any]]:
+def build_exact_sampler(name: str, options: OptionValues, where: str = "") -> tuple[str, ExactSampler, dict[str, Any]]:
     """Return the name of the mechanism, which a choice selects, with its exact sampler and its options."""
     built: Any = mechanism(name, options, where)
     try:

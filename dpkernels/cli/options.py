@@ -20,6 +20,8 @@ from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.layout import DASH, FORMATS
 from dpkernels.cli.terminal import redact, reserve_stdout, show
 
+OptionValues = Mapping[str, Any]  # By the names of options, each of a type of its own: numbers, texts, tuples, paths.
+
 
 def is_dataset(text: str) -> bool:
     """Return whether an argument names a folder, an URI or, where no file has this name, a pattern."""

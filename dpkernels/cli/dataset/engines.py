@@ -28,6 +28,7 @@ import click
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.perturb import Part, Secret, Task, TaskError, run_task
 from dpkernels.cli.errors import error_text
+from dpkernels.cli.options import OptionValues
 from dpkernels.jax_on_use import jax
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import unpickle
@@ -179,7 +180,7 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> obj
         return TaskError(f"{part.file}: {type(error).__name__}: {error_text(error)}")
 
 
-def engine(options: Mapping[str, Any]) -> Engine:
+def engine(options: OptionValues) -> Engine:
     """Return the engine that the options describe, by name; None or empty where one was not given."""
     settings = {name: value for name, value in options.items() if name != "engine" and value not in (None, ())}
     if options["engine"] != "ray":

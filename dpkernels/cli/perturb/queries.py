@@ -25,7 +25,7 @@ from dpkernels.budgets.ledger import UnsoundError, parse_amount
 from dpkernels.cli.errors import RowError, error_text
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.mechanisms import CHOICES, DEFAULT, named, select_mechanism
-from dpkernels.cli.options import QUERY_COLUMNS, flag, single, usage_errors
+from dpkernels.cli.options import QUERY_COLUMNS, OptionValues, flag, single, usage_errors
 from dpkernels.cli.perturb.grids import ReportGrid
 from dpkernels.cli.terminal import private
 from dpkernels.cli.text import label
@@ -228,9 +228,7 @@ class Queries:
         return f"{parameters}: a parameter that was computed from private data leaks it"
 
 
-def build(
-    mechanism: str | None, options: Mapping[str, Any], queries: Queries
-) -> tuple[str, ExactBatch, dict[str, Any]]:
+def build(mechanism: str | None, options: OptionValues, queries: Queries) -> tuple[str, ExactBatch, dict[str, Any]]:
     """Return the name of the rows' mechanism, their exact sampler, and the options that all rows share.
 
     Without a name the mechanism is ``DEFAULT``, or for a budget of all rows the better one of Laplace and Gaussian

@@ -24,6 +24,7 @@ from dpkernels.cli.errors import error_text
 from dpkernels.cli.files.categories import is_categorical
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Price
+from dpkernels.cli.options import OptionValues
 from dpkernels.cli.perturb.output import matching_sidecar
 from dpkernels.cli.text import display_name
 from dpkernels.decimals import float_at_least, format_number, rational, shortest
@@ -154,7 +155,7 @@ class Column:
     name: str | None
     mechanism: str
     sampler: Any  # exact; that of a batch has a mechanism for every row
-    options: Mapping[str, Any]
+    options: OptionValues
     date_origin: date | None = None  # of a column of dates, whose values are days since then
     is_single: bool = False  # whether its reports are float32 that are written as text
 
