@@ -134,7 +134,7 @@ class SmoothPieces:
             self.min_panels, panels // (count if xp is not np else max(int((self.upper > self.lower).sum()), 1))
         )
         # Of JAX arrays a slice is no gather, which would be a kernel of its own.
-        number: Any = np.arange(count)[:, None] if xp is np else np.s_[:, None]
+        number = np.arange(count)[:, None] if xp is np else np.s_[:, None]
         width = (self.upper - self.lower)[:, None]
         if self.inverse is None:
             cuts = None

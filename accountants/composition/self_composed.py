@@ -121,7 +121,7 @@ class RepeatedReleases:
     @property
     def mu(self) -> Real:
         """Return sensitivity over standard deviation of the first pair, if it is Gaussian noise."""
-        pair: Any = self.pairs[0]
+        pair = self.pairs[0]
         return pair.shift / pair.noise.sigma
 
     @property

@@ -120,7 +120,7 @@ class Account:
     @property
     def claim(self) -> tuple[float, ...]:
         """Return the claimed (epsilon, delta); empty if there is no claim."""
-        built: Any = self.mechanism
+        built = self.mechanism
         claim = (built.epsilon, built.delta) if isinstance(built, Additive) else (self.options["epsilon"], 0.0)
         return () if None in claim else claim
 

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -69,7 +68,7 @@ def needs_for_widths(
     checks.positive("widths", np.asarray(widths))
     if np.shape(widths) != (len(statistics),):
         raise ValueError(f"widths: has shape {np.shape(widths)}; one number for each statistic is needed")
-    tune: Any = accountants.tune  # whose import takes a while
+    tune = accountants.tune  # whose import takes a while
     lengths, epsilons = np.zeros(len(statistics)), np.full(len(statistics), epsilon)
     for _ in range(_WIDTH_ITERATIONS):  # An interval is nearly of a length in proportion to 1/epsilon.
         products = epsilons * expected_widths(statistics, epsilons.tolist(), rows, rows_per_person)

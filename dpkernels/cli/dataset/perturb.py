@@ -103,7 +103,7 @@ class _PlannedFile:
         stamp, ranges = file.stamp(), list[tuple[tuple[int, int] | None, int]]()
         with _source(file, layout) as source:
             if isinstance(source, ParquetFile):
-                schema: Any = source.schema
+                schema = source.schema
                 begin = rows = size = 0
                 sizes = source.group_bytes(columns)  # of true values none: the parts are public
                 for number, (group_rows, group_size) in enumerate(zip(source.groups, sizes, strict=True)):

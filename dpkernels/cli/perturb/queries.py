@@ -241,7 +241,7 @@ def build(mechanism: str | None, options: OptionValues, queries: Queries) -> tup
         if queries.together is not None:
             return _allocate(mechanism, options, queries, queries.together)
         name, arguments = _select_for_rows(mechanism or DEFAULT, options, queries)
-        built: Any = named(name).make({**arguments, **queries.values}, release=True)
+        built = named(name).make({**arguments, **queries.values}, release=True)
         if isinstance(built, Categorical) or getattr(built, "batch_shape", ()) != (queries.rows,):
             raise click.UsageError(f"--mechanism: {name} has one set of parameters for all rows")
         return name, exact_sampler(built), arguments

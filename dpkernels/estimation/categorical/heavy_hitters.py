@@ -233,7 +233,7 @@ class PrefixSearch:
     def heavy_hitters(self, people: int, confidence: float) -> HeavyHitters:
         """Return the values that are kept after the last level."""
         plan, supports, n = self.plan, np.array(self.supports), self.reports
-        certificate: Any = plan._samplers[-1].certificate
+        certificate = plan._samplers[-1].certificate
         p, q = float(certificate.probability), float(certificate.other_probability)
         confidence_each = 1 - (1 - confidence) / self.candidate_count
         if plan.split == "people":
