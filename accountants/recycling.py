@@ -121,9 +121,9 @@ class Subsampled(NamedTuple):
     """
 
     mechanism: Additive
-    rate: Any
+    rate: Real
     sampling_noise: Real
-    acceptance: Any
+    acceptance: Real | None
 
     def variance(self, x: Real) -> Any:
         return self.mechanism.variance(x) + self.sampling_noise**2

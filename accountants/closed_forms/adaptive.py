@@ -52,7 +52,7 @@ class AdaptiveBounds:
     upper: Any
 
 
-def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Real, *, cells: int = _CELLS) -> RealArray:
+def adaptive_delta(order: str | Iterable[str], epsilon0: float, epsilon: Real, *, cells: int = _CELLS) -> RealArray:
     """Return the upper end of ``adaptive_bracket``; JAX values are differentiable, and leave rounding errors out."""
     if namespace(epsilon0, epsilon) is np:
         return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper

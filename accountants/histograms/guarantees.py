@@ -42,7 +42,7 @@ class HistogramGuarantee:
 
     parts: tuple[str, ...]
     delta: Any
-    bounds: Mapping[str, Any]
+    bounds: Mapping[str, Real]
 
     @property
     def epsilon(self) -> Real:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +48,7 @@ class KnownTopK:
 class UnknownTopK:
     """Top-k of an unknown domain: items by falling noisy count (ties by repr), the threshold, and the privacy cost."""
 
-    items: tuple[Any, ...]
+    items: tuple[object, ...]
     counts: np.ndarray
     threshold: float
     guarantee: HistogramGuarantee

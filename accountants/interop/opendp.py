@@ -79,7 +79,7 @@ def make_measurement(mechanism: object, *, delta: float | None = None, T: type =
     values = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
     approximate = dp.approximate(dp.max_divergence())
     members: tuple[Any, ...]
-    output_type: Any = float
+    output_type: type | str = float
     if isinstance(mechanism, dpk.Additive):
         members = values, dp.absolute_distance(T=T), approximate, _additive_map(sampler.certificate, delta)
     elif delta is not None:

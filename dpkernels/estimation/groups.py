@@ -29,7 +29,7 @@ def estimate_by(reports: RealArray, mechanism: Any, by: Any, **options: object) 
         raise ValueError(f"by: {len(labels)} labels for {len(reports)} reports; each report needs one")
     if any(label is None or label != label for label in labels):
         raise ValueError("by: some labels are missing; give these rows a label of their own")
-    rows: dict[Any, list[int]] = {}
+    rows: dict[object, list[int]] = {}
     for row, label in enumerate(labels):
         rows.setdefault(label, []).append(row)
     source = np.asarray(reports) if containers.library_name(reports) == "jax" else reports

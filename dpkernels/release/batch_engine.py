@@ -309,7 +309,7 @@ def _program(
             tests.append((low <= keys) & (keys <= high))
         return reduce(and_, tests)
 
-    def release(_: Array, __: Array, x: Array, *arguments: Any) -> tuple[RealArray, Array]:
+    def release(_: Array, __: Array, x: Array, *arguments: Array) -> tuple[RealArray, Array]:
         *words, keys, entry, table = arguments
         inputs = jnp.where(are_valid(x, *keys, *entry), x, jnp.zeros_like(x))
         reports = stacked.by_floats.reports if by_floats and stacked.by_floats else stacked.reports

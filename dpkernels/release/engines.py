@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,7 @@ Engine: TypeAlias = "DeviceRelease | Callable[[np.ndarray, int, np.ndarray, Boun
 class DeviceRelease:
     """An engine for JAX devices of any kind and number: ChaCha20 and kernel in one sharded computation."""
 
-    def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[Any, ...]) -> None:
+    def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[jax.Device, ...]) -> None:
         for device in devices:
             if device.platform != "cpu":
                 check_words(device)

@@ -38,7 +38,7 @@ from dpkernels.release.ray_data import perturb_dataset
 if TYPE_CHECKING:
     import ray.data
 
-Advance = Callable[[int], Any]
+Advance = Callable[[int], object]
 
 _PROGRESS_VALUES = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
 _MAX_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8

@@ -131,7 +131,7 @@ def as_source(data: Data) -> Source:
     return source
 
 
-def _as_source(data: Any) -> Source:
+def _as_source(data: object) -> Source:
     if isinstance(data, str | os.PathLike):
         return Files(Path(data))
     if isinstance(data, Mapping):

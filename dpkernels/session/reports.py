@@ -143,7 +143,7 @@ def verify(saved: JsonObject) -> list[str]:
 def _verified(saved: JsonObject) -> list[str]:
     if saved["format"] not in (FORMAT, _FORMAT_WITHOUT_REFERENCES):
         raise ValueError(f"is of format {saved['format']!r}, not {FORMAT!r}")
-    payloads, certificates = saved["certificates"], dict[str, Any]()
+    payloads, certificates = saved["certificates"], dict[str, object]()
     if saved["format"] == FORMAT:
         payloads = without_references(payloads, saved["integers"])
     for digest, payload in payloads.items():

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 
@@ -48,7 +48,7 @@ class LocalEngine:
 
     def map_unordered(self, task: Task, job: object, secret: Secret | None, parts: Iterable[Part]) -> Iterator[object]:
         """Yield the results of the task for the parts as they are done."""
-        waiting, running = iter(parts), set[Future[Any]]()
+        waiting, running = iter(parts), set[Future[object]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
         try:
             while True:
@@ -88,7 +88,7 @@ class RayEngine:
             options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
             options |= {"max_retries": self.retries, "retry_exceptions": [OSError]}
             remote = ray.remote(_task)
-            waiting, running = iter(parts), dict[Any, Part]()
+            waiting, running = iter(parts), dict[object, Part]()
             try:
                 while True:
                     for part in islice(waiting, _IN_FLIGHT - len(running)):

@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -78,7 +77,7 @@ class ConvertedFile(Source[_Chunk, pa.Table | pa.Array]):
                 yield _Chunk(chunk, copied)
                 start += len(chunk)
 
-    def _copied(self, chunk: Any, name: str, start: int) -> pa.Array:
+    def _copied(self, chunk: pa.ChunkedArray, name: str, start: int) -> pa.Array:
         """Return a column as it is written."""
         if isinstance(self._source, ParquetFile):
             cells = _texts(chunk.table.column(name).combine_chunks())

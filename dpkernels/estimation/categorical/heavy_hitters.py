@@ -57,7 +57,7 @@ class HeavyHitters:
     reports at every level, about the people themselves. Values whose prefix an earlier level dropped are not estimated.
     """
 
-    values: list[Any]
+    values: list[object]
     shares: np.ndarray  #: unbiased for any one value, but the largest of many are too large on average
     low: np.ndarray
     high: np.ndarray

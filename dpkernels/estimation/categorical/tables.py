@@ -31,8 +31,8 @@ class TwoWayTable:
     value: np.ndarray  #: (d1, d2)
     unbiased: np.ndarray
     error: np.ndarray  #: the standard errors of ``unbiased``
-    rows: list[Any]  #: the categories of the first column
-    columns: list[Any]  #: the categories of the second column
+    rows: list[object]  #: the categories of the first column
+    columns: list[object]  #: the categories of the second column
     count: int  #: the number of people
 
     def interval(self, confidence: float = 0.95) -> Interval:
