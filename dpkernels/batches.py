@@ -22,6 +22,7 @@ from dpkernels import checks
 from dpkernels.jax_on_use import Array, Tracer, jax, jnp
 from dpkernels.numerics import Real, RealArray, float_if_scalar, namespace
 from dpkernels.pytrees import PyTree, tree_leaves, tree_map
+from dpkernels.shapes import Int
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -178,7 +179,7 @@ def flat_leaves(batch: B) -> B:
     return map_leaves(flat, batch)
 
 
-def distinct_entries(batch: Batchable) -> tuple[np.ndarray, np.ndarray]:
+def distinct_entries(batch: Batchable) -> tuple[Int[np.ndarray, " kinds"], Int[np.ndarray, " entries"]]:
     """Return the flat index of the first entry of every kind, and the kind of every entry."""
     groups = np.zeros(batch.batch_size, np.int64)
     for leaf, axes in leaves(flat_leaves(batch)):

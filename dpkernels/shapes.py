@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Complex, Float, Inexact, Int, Num, UInt, UInt32
+    from jaxtyping import Bool, Complex, Float, Inexact, Int, Num, Shaped, UInt, UInt8, UInt32, UInt64
 else:
-    Bool = Complex = Float = Inexact = Int = Num = UInt = UInt32 = Annotated
+    Bool = Complex = Float = Inexact = Int = Num = Shaped = UInt = UInt8 = UInt32 = UInt64 = Annotated
 
-__all__ = ["Bool", "Complex", "Float", "Inexact", "Int", "Num", "UInt", "UInt32"]
+__all__ = ["Bool", "Complex", "Float", "Inexact", "Int", "Num", "Shaped", "UInt", "UInt8", "UInt32", "UInt64"]

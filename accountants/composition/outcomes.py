@@ -125,7 +125,7 @@ def _tables(
 ) -> (
     tuple[
         tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"]],
-        tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"]],
+        tuple[Float[RealArray, " mirrored_outcomes"], Float[RealArray, " mirrored_outcomes"]],
     ]
     | None
 ):

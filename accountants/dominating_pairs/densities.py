@@ -15,6 +15,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair, sum_of_piec
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels.numerics import Real, RealArray, cast_like, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
+from dpkernels.shapes import Bool, Float
 from dpkernels.solve import bisect, turning_points
 
 LogDensity = Callable[[np.ndarray], object]
@@ -80,12 +81,14 @@ def _pieces_between(knots: Sequence[float]) -> list[Piece]:
     return [Piece(lower, upper, scale) for lower, upper in pairwise(ends.tolist())]
 
 
-def _log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> np.ndarray:
+def _log_densities(
+    piece: Piece, logs: dict[str, LogDensity], t: Float[np.ndarray, "*points"]
+) -> Float[np.ndarray, " 2 *points"]:
     y, rate = piece.point(t), piece.log_rate(t)
     return np.stack([_checked(name, log_density, y) + rate for name, log_density in logs.items()])
 
 
-def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
+def _checked(name: str, log_density: LogDensity, y: Float[np.ndarray, "*points"]) -> Float[np.ndarray, "*points"]:
     with jax.enable_x64(True):
         values = np.asarray(log_density(y), np.float64)
     if values.shape != y.shape:
@@ -100,7 +103,9 @@ def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
 def _panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> list[float]:
     """Return the ends of panels in t, without panels of negligible mass at either end of the piece."""
 
-    def integrals(panels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def integrals(
+        panels: Float[np.ndarray, "panels 2"],
+    ) -> tuple[Float[np.ndarray, "3 panels"], Bool[np.ndarray, "2 panels"]]:
         """Return the integrals of p, q and sqrt(p q) over panels, and which of p and q vary by large factors."""
         width = np.diff(panels, axis=1)
         node_logs = _log_densities(piece, logs, panels[:, :1] + width * _NODES)
@@ -276,7 +281,7 @@ def density_pair(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -
     return pair
 
 
-def _legendre_sum(coefficients: RealArray, x: Real) -> RealArray:
+def _legendre_sum(coefficients: Float[RealArray, "*panels orders"], x: Real) -> Float[RealArray, "*panels"]:
     """Return the sum of Legendre polynomials, whose coefficients are along a last axis, at x."""
     xp = namespace(x)
     values = [xp.ones_like(x), x]

@@ -19,6 +19,7 @@ from dpkernels.mechanisms.optimal.search import largest_ratio
 from dpkernels.numerics import UNIT_ROUNDOFF, Real, RealArray, floating, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
+from dpkernels.shapes import Float, Int, Num
 
 
 @partial(pytree, static=("moved", "within_sensitivity"))
@@ -26,8 +27,8 @@ from dpkernels.pytrees import pytree
 class Atoms(DominatingPair):
     """Two distributions on the same finite set of reports; for even noise on a lattice q is p, ``moved`` points on."""
 
-    p: RealArray
-    q: RealArray
+    p: Num[RealArray, " outcomes"]
+    q: Num[RealArray, " outcomes"]
     moved: int | None = None
     within_sensitivity: bool = False  # type: ignore[misc]
 
@@ -109,7 +110,7 @@ class RowPair(Atoms):
 NO_LOSS = Atoms(np.ones(1), np.ones(1))  # A pair of equal distributions.
 
 
-def _rounding(mass: RealArray, units: int) -> RealArray:
+def _rounding(mass: Float[RealArray, " outcomes"], units: int) -> Float[RealArray, " outcomes"]:
     """Return bounds on the relative errors of computed probabilities: units, and more for exponents of small ones."""
     mass = without_derivative(mass)
     xp = namespace(mass)
@@ -211,7 +212,7 @@ def dominating_pair(p: Any, row_distance: int) -> Atoms:
     return RowPair(pair.p, pair.q, rows=_worst_rows(p, row_distance, t[corners][:-1]))
 
 
-def pair_of_profile(t: RealArray, f: Real) -> Atoms:
+def pair_of_profile(t: Float[RealArray, " points"], f: Float[RealArray, " points"]) -> Atoms:
     """Return the symmetric pair whose profile is f at e^eps = t, and linear between; see ``dominating_pair``."""
     xp = namespace(t, f)
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
@@ -221,7 +222,7 @@ def pair_of_profile(t: RealArray, f: Real) -> Atoms:
     return Atoms(xp.concatenate([q[::-1], remainder, high]), xp.concatenate([high[::-1], remainder, q]))
 
 
-def _profile_points(p: np.ndarray, row_distance: int) -> np.ndarray:
+def _profile_points(p: Float[np.ndarray, "rows outcomes"], row_distance: int) -> Float[np.ndarray, " points"]:
     """Return values of eps from 0 to the largest loss: evenly spaced, and the losses of the rows furthest apart."""
     level = math.log(largest_ratio(p, row_distance))
     count = _PROFILE_POINTS if p.size * row_distance < _LARGE_TABLE else _PROFILE_POINTS // 4
@@ -233,7 +234,7 @@ def _profile_points(p: np.ndarray, row_distance: int) -> np.ndarray:
     return np.append(points[points < level - _SAME_LOSS], level)
 
 
-def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
+def _corners(t: Float[np.ndarray, " points"], f: Float[np.ndarray, " points"]) -> Int[np.ndarray, " corners"]:
     """Return few points, with the first and last, whose linear interpolation is a convex f up to rounding."""
     corners = np.array([0, len(t) - 1])
     while (excess := np.interp(t, t[corners], f[corners]) - f).max() > _CHORD_TOLERANCE:
@@ -241,7 +242,9 @@ def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     return corners
 
 
-def _worst_rows(p: np.ndarray, row_distance: int, t: np.ndarray) -> tuple[Atoms, ...]:
+def _worst_rows(
+    p: Float[np.ndarray, "rows outcomes"], row_distance: int, t: Float[np.ndarray, " levels"]
+) -> tuple[Atoms, ...]:
     """Return the pairs of rows that have the largest profile at most of the t."""
     worst: Counter[tuple[int, int]] = Counter()
     for level in t:
@@ -252,7 +255,7 @@ def _worst_rows(p: np.ndarray, row_distance: int, t: np.ndarray) -> tuple[Atoms,
     return tuple(_grouped_by_loss(p[i], p[j]) for (i, j), _ in worst.most_common(_MAX_ROW_PAIRS))
 
 
-def _grouped_by_loss(p: np.ndarray, q: np.ndarray) -> Atoms:
+def _grouped_by_loss(p: Float[np.ndarray, " outcomes"], q: Float[np.ndarray, " outcomes"]) -> Atoms:
     """Return two rows with reports of nearly equal losses as one, which is processing."""
     loss = np.log(p / q)
     order = np.argsort(loss)
@@ -260,18 +263,18 @@ def _grouped_by_loss(p: np.ndarray, q: np.ndarray) -> Atoms:
     return Atoms(np.add.reduceat(p[order], starts), np.add.reduceat(q[order], starts))
 
 
-def _largest_profile(p: RealArray, row_distance: int, t: Real) -> RealArray:
+def _largest_profile(p: Float[RealArray, "rows outcomes"], row_distance: int, t: Real) -> Float[RealArray, ""]:
     """Return the maximum over rows i, i' at most ``row_distance`` apart of sum_j max(0, p_ij - t p_i'j)."""
     return namespace(p).stack([gap.max() for gap in _row_profiles(p, row_distance, t)]).max()
 
 
-def _row_profiles(p: RealArray, row_distance: int, t: Real) -> list[RealArray]:
+def _row_profiles(p: Float[RealArray, "rows outcomes"], row_distance: int, t: Real) -> list[Float[RealArray, " _"]]:
     """Return sum_j max(0, p_ij - t p_i'j) for i' = i - 1, i + 1, i - 2, ..., each an array over the lesser of both."""
     pairs = (pair for s in range(1, row_distance + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
     return [namespace(p).maximum(x - t * y, 0.0).sum(1) for x, y in pairs]
 
 
-def shifted_pair(weights: RealArray, n: int) -> Atoms:
+def shifted_pair(weights: Float[RealArray, " points"], n: int) -> Atoms:
     """Return the pair of the weights of even noise on a lattice and the same weights n points further on."""
     xp = namespace(weights)
     zeros = xp.zeros(n)

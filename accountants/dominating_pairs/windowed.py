@@ -28,6 +28,7 @@ from dpkernels.numerics import (
 )
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
+from dpkernels.shapes import Bool, Float, Int
 from dpkernels.solve import bisect, falling_root, turning_points, unit_grid_dense_at_ends
 
 # The rounding error by which a window in a file may reach beyond the reports.
@@ -145,12 +146,12 @@ class Side(NamedTuple):
     """Pieces between the knots of both densities, from the end of the reports to the midpoint of the windows."""
 
     pair: WindowedPair  # Its p has its window on this side.
-    apart: RealArray  # The distance of the windows' middles.
+    apart: Float[RealArray, ""]  # The distance of the windows' middles.
     margin: Real  # The distance of p's window from the end of the reports.
-    lower: Any  # The outer end of each piece.
-    upper: Any
-    in_p: RealArray  # Whether p's window covers each piece.
-    in_q: RealArray
+    lower: Float[Any, " pieces"]  # The outer end of each piece.
+    upper: Float[Any, " pieces"]
+    in_p: Bool[RealArray, " pieces"]  # Whether p's window covers each piece.
+    in_q: Bool[RealArray, " pieces"]
 
     def p(self, e: RealArray, in_window: Boolean) -> RealArray:
         """Return the density of p at e; at the end of a piece, the limit from inside the piece."""
@@ -232,14 +233,14 @@ def _linear_profile(side: Side) -> Curve:
 class _Runs(NamedTuple):
     """Intervals on which the loss is monotone."""
 
-    top: RealArray  # The end with the larger loss.
-    extent: RealArray  # The signed distance to the other end.
-    loss: RealArray  # The loss at the top.
-    in_p: RealArray  # Whether p's window covers the interval.
-    in_q: Boolean
+    top: Float[RealArray, " runs"]  # The end with the larger loss.
+    extent: Float[RealArray, " runs"]  # The signed distance to the other end.
+    loss: Float[RealArray, " runs"]  # The loss at the top.
+    in_p: Bool[RealArray, " runs"]  # Whether p's window covers the interval.
+    in_q: Bool[RealArray, " runs"]
 
 
-def _loss_slope(side: Side, e: Any) -> RealArray:
+def _loss_slope(side: Side, e: Float[Any, "*points pieces"]) -> Float[RealArray, "*points pieces"]:
     """Return the derivative of the loss, p'/p - q'/q, or 0 where the difference is a rounding error."""
 
     def relative_slope(density: _Density, in_window: Boolean) -> Array:
@@ -270,7 +271,9 @@ def _monotone_runs(side: Side) -> _Runs:
     return _Runs(top, xp.where(falling, width, -width), loss, in_p, in_q)
 
 
-def _split_at_turns(side: Side, cells: int) -> tuple[RealArray, RealArray, np.ndarray]:
+def _split_at_turns(
+    side: Side, cells: int
+) -> tuple[Float[RealArray, " runs"], Float[RealArray, " runs"], Int[np.ndarray, " runs"]]:
     nonempty = np.flatnonzero(side.upper > side.lower)
     lower, upper, in_p, in_q = (
         np.asarray(column)[nonempty] for column in (side.lower, side.upper, side.in_p, side.in_q)
@@ -283,13 +286,15 @@ def _split_at_turns(side: Side, cells: int) -> tuple[RealArray, RealArray, np.nd
     return starts, ends, nonempty[rows]
 
 
-def _inset_ends(lower: Any, upper: Any) -> tuple[RealArray, RealArray]:
+def _inset_ends(
+    lower: Float[Any, " pieces"], upper: Float[Any, " pieces"]
+) -> tuple[Float[RealArray, " pieces"], Float[RealArray, " pieces"]]:
     """Return both ends of an interval, moved inside it: at a knot the derivative of the loss may jump."""
     margin = _INSET * (upper - lower) + 4 * np.finfo(lower.dtype).eps * (abs(lower) + abs(upper))
     return lower + margin, upper - margin
 
 
-def _turns(pieces: Side, cells: int, max_turns: int) -> Real:
+def _turns(pieces: Side, cells: int, max_turns: int) -> Float[RealArray, "{max_turns} pieces"]:
     """Return the turning points of the loss in each piece, and its upper end: (max_turns, pieces); NaN for more."""
     lower, upper = jax.lax.stop_gradient(_inset_ends(pieces.lower, pieces.upper))
     grid = lower + (upper - lower) * jnp.linspace(0, 1, cells + 1, dtype=lower.dtype)[:, None]

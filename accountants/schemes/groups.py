@@ -32,13 +32,14 @@ from dpkernels.distributions.logistic import Logistic
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
+from dpkernels.shapes import Float
 
 MAX_RECORDS = 1 << 10  # The most records of a group: the pair is a mixture of as many shifted noises.
 _ROUNDING = 1e-11  # More than the relative errors of the weights, and of the sum of ratios.
 LOG_CONCAVE = (Gaussian, Laplace, Logistic)
 
 
-def binomial_weights(records: int, rate: Real) -> RealArray:
+def binomial_weights(records: int, rate: Real) -> Float[RealArray, " {records}+1"]:
     """Return the probabilities of 0 to ``records`` records in a sample, for a rate in (0, 1)."""
     xp, j = namespace(rate), np.arange(records + 1.0)
     choices = np.concatenate([[0.0], np.cumsum(np.log((records - j[:-1]) / (j[:-1] + 1)))])

@@ -20,6 +20,7 @@ import numpy as np
 
 from dpkernels.numerics import UNIT_ROUNDOFF
 from dpkernels.proven import proven
+from dpkernels.shapes import Float, Num
 
 HALF = 1024  # N: the points of a zone on either side of the origin.
 _LIGHT = 1e-280  # Lighter masses are left out, and counted in the excess or not at all.
@@ -35,8 +36,10 @@ _MAX_WIDTH = HALF  # The most of them.
 class RatioSum:
     """A bound of the law of a sum of ratios under q."""
 
-    mass: np.ndarray  # (zones, 2 N + 1).
-    moment: np.ndarray | None  # Of a lower bound: the mass times the distance of its mean from the grid point.
+    mass: Num[np.ndarray, "zones points"]  # (zones, 2 N + 1).
+    moment: (
+        Num[np.ndarray, "zones points"] | None
+    )  # Of a lower bound: the mass times the distance of its mean from the grid point.
     origin: float  # c.
     level: int  # h = 2^level.
     excess: float = 0.0  # Of an upper bound: the first moment of what is beyond the last zone.
@@ -57,7 +60,7 @@ class RatioSum:
             return _Row(zeros, None if self.moment is None else zeros)
         return _Row(self.mass[number], None if self.moment is None else self.moment[number])
 
-    def points(self) -> tuple[np.ndarray, np.ndarray]:
+    def points(self) -> tuple[Float[np.ndarray, " outcomes"], Float[np.ndarray, " outcomes"]]:
         """Return the values of S, and their masses, in no order."""
         zone, index = np.nonzero(self.mass)
         mass = self.mass[zone, index]
@@ -136,7 +139,7 @@ class RatioSum:
         return replace(law, excess=self.excess + law.excess, rounding=self.rounding + law.rounding)
 
 
-def _least_level(value: np.ndarray, mass: np.ndarray) -> int:
+def _least_level(value: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"]) -> int:
     """Return the level whose least zone ends at the lowest value above 0 that matters."""
     order = np.argsort(value)
     order = order[value[order] > 0]
@@ -150,8 +153,8 @@ def _least_level(value: np.ndarray, mass: np.ndarray) -> int:
 class _Row:
     """Masses at k = -n .. n of one step, and their moments about the grid points."""
 
-    mass: np.ndarray
-    moment: np.ndarray | None
+    mass: Num[np.ndarray, " points"]
+    moment: Num[np.ndarray, " points"] | None
 
     def __add__(self, other: _Row) -> _Row:
         if len(self.mass) < len(other.mass):
@@ -190,7 +193,7 @@ class _Row:
         return _Row(mass, moment)
 
 
-def _convolved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def _convolved(first: Num[np.ndarray, " points"], second: Num[np.ndarray, " points"]) -> Num[np.ndarray, " 2*points-1"]:
     convolution = np.zeros(len(first) + len(second) - 1)
     nonzero, nonzero_second = np.flatnonzero(first), np.flatnonzero(second)
     if len(nonzero) and len(nonzero_second):
@@ -201,7 +204,9 @@ def _convolved(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return convolution
 
 
-def _in_zones(sums: list[_Row], level: int) -> tuple[np.ndarray, np.ndarray | None, float]:
+def _in_zones(
+    sums: list[_Row], level: int
+) -> tuple[Num[np.ndarray, "zones points"], Num[np.ndarray, "zones points"] | None, float]:
     """Return masses and moments in zones, from those at |k| <= 2 N of every step; and the first moment beyond all."""
     is_lower = sums[0].moment is not None
     names = ("mass", "moment") if is_lower else ("mass",)
@@ -240,7 +245,7 @@ def _in_zones(sums: list[_Row], level: int) -> tuple[np.ndarray, np.ndarray | No
     return inner_columns[0], inner_columns[1] if is_lower else None, excess
 
 
-def _recentre(columns: list[np.ndarray], level: int) -> None:
+def _recentre(columns: list[Num[np.ndarray, "zones points"]], level: int) -> None:
     """Move groups whose mean is nearer to the next grid point there."""
     mass, moment = columns
     for zone in range(len(mass)):
@@ -260,7 +265,11 @@ def _recentre(columns: list[np.ndarray], level: int) -> None:
 
 @proven("schemes#2-sums-of-ratios")
 def ratio_law(
-    value: np.ndarray, mass: np.ndarray, side: int, origin: float = 0.0, level: int | None = None
+    value: Float[np.ndarray, " outcomes"],
+    mass: Float[np.ndarray, " outcomes"],
+    side: int,
+    origin: float = 0.0,
+    level: int | None = None,
 ) -> RatioSum:
     """Return the bound of a law of atoms at values >= 0; by default the least step follows from the lowest values."""
     level = _least_level(value, mass) if level is None else level

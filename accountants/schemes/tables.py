@@ -22,6 +22,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real
 from dpkernels.proven import proven
+from dpkernels.shapes import Float
 
 _MAX_STEP = 2e-3  # The largest step of the losses of one ratio; it is larger if there were too many points.
 _MIN_POINTS = 1 << 13  # The least points of these losses,
@@ -38,12 +39,14 @@ _MAX_REMEMBERED = 32  # How many tables are remembered.
 class Table:
     """Masses of p at finite losses, which increase, and at an infinite loss; further mass has q alone."""
 
-    loss: np.ndarray
-    mass: np.ndarray
+    loss: Float[np.ndarray, " outcomes"]
+    mass: Float[np.ndarray, " outcomes"]
     infinite: float
 
     @classmethod
-    def of_ratios(cls, ratio: np.ndarray, mass: np.ndarray, infinite: float, removed: bool) -> Table:
+    def of_ratios(
+        cls, ratio: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"], infinite: float, removed: bool
+    ) -> Table:
         """Return the table of values of p/q with masses of q, and of an infinite one; of q and p if ``removed``."""
         order = np.argsort(ratio)
         ratio, mass = ratio[order], mass[order]
@@ -138,7 +141,9 @@ _tables: dict[tuple[object, ...], Table] = {}
 
 
 @proven("schemes#1-ratios-and-their-order")
-def ratios(pair: DominatingPair, removed: bool, side: int) -> tuple[np.ndarray, np.ndarray, float]:
+def ratios(
+    pair: DominatingPair, removed: bool, side: int
+) -> tuple[Float[np.ndarray, " outcomes"], Float[np.ndarray, " outcomes"], float]:
     """Return values of X = p/q with masses of q, and the mass of p at an infinite X, of plain numbers.
 
     Of an upper bound (side 1) E_Q (X - c)_+ is at least that of the pair for every c, or E_Q (c - X)_+ if ``removed``;

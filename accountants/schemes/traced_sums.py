@@ -21,6 +21,7 @@ from accountants.schemes.ratio_sums import ratio_law, self_sum
 from dpkernels.jax_on_use import Array
 from dpkernels.numerics import Real, RealArray
 from dpkernels.pytrees import PyTree
+from dpkernels.shapes import Float
 
 _PANELS = 64  # The panels of quadrature of one ratio.
 LOSS_POINTS = 2048  # The losses of a table of JAX numbers.
@@ -33,9 +34,9 @@ _MAX_REMEMBERED = 8  # How many sums are remembered.
 class _Sum:
     """The values of a sum, increasing, with the masses and the first moments from each value on, and below it."""
 
-    value: np.ndarray
-    from_value: tuple[np.ndarray, np.ndarray]
-    below_value: tuple[np.ndarray, np.ndarray]
+    value: Float[np.ndarray, " outcomes"]
+    from_value: tuple[Float[np.ndarray, " outcomes+1"], Float[np.ndarray, " outcomes+1"]]
+    below_value: tuple[Float[np.ndarray, " outcomes+1"], Float[np.ndarray, " outcomes+1"]]
 
 
 def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, ...]], *numbers: Real) -> list[Array]:
@@ -62,7 +63,7 @@ def _on_host(function: Callable[..., list[np.ndarray]], shapes: list[tuple[int, 
     return [jax.lax.bitcast_convert_type(answer, jnp.float64).astype(dtype) for answer in answers]
 
 
-def _ratio_sum(ratio: np.ndarray, mass: np.ndarray, count: int) -> _Sum:
+def _ratio_sum(ratio: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"], count: int) -> _Sum:
     return _cached_sum(ratio.tobytes(), (mass / mass.sum()).tobytes(), count)
 
 
@@ -136,7 +137,9 @@ def _(removed: bool, primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) 
     return mean_divergence(removed, *primals), change
 
 
-def traced_ratios(losses: PrivacyLossDistribution, removed: bool) -> tuple[RealArray, RealArray, RealArray]:
+def traced_ratios(
+    losses: PrivacyLossDistribution, removed: bool
+) -> tuple[Float[RealArray, " outcomes"], Float[RealArray, " outcomes"], Float[RealArray, ""]]:
     """Return values of the ratio, with masses under q, and the mass of p at an infinite one, of JAX numbers."""
     nodes = (losses.mirrored() if removed else losses).nodes(_PANELS)
     finite = jnp.isfinite(nodes.loss)
@@ -149,7 +152,7 @@ def traced_ratios(losses: PrivacyLossDistribution, removed: bool) -> tuple[RealA
 
 def traced_losses(
     removed: bool, numbers: tuple[RealArray, ...], hockey_stick: Callable[[Array], Array]
-) -> tuple[Array, Array, Array]:
+) -> tuple[Float[Array, " points"], Float[Array, " points"], Float[Array, " points"]]:
     """Return masses of p and q, and losses, of the pair whose profile is that of D at some losses, and linear between.
 
     The slope of D in t = e^eps rises by the mass of q at a loss.
@@ -165,7 +168,9 @@ def traced_losses(
     return p, jnp.append(q, 0.0), jnp.append(loss, jnp.inf)
 
 
-def _loss_points(removed: bool, ratio: np.ndarray, mass: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _loss_points(
+    removed: bool, ratio: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"], steps: np.ndarray
+) -> Float[np.ndarray, " points"]:
     """Return losses that increase, as dense as the values of the sum where these matter."""
     count = round(float(steps))
     total = _ratio_sum(ratio, mass, count)

@@ -46,6 +46,7 @@ from dpkernels.mechanisms.windowed.mechanism import SquareWave, Windowed, critic
 from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, cast_like, floating, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import pytree
+from dpkernels.shapes import Float
 from dpkernels.solve import rising_root
 
 _DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
@@ -63,12 +64,12 @@ StopLoss = Callable[[float, np.ndarray], np.ndarray]
 class Blanket:
     """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored."""
 
-    mass: RealArray  # omega of every outcome.
-    p: RealArray  # R_x/omega of the hidden report.
-    q: RealArray  # R_x'/omega of the hidden report.
+    mass: Float[RealArray, " outcomes"]  # omega of every outcome.
+    p: Float[RealArray, " outcomes"]  # R_x/omega of the hidden report.
+    q: Float[RealArray, " outcomes"]  # R_x'/omega of the hidden report.
     gamma: Any  # The probability of a draw of omega.
 
-    def losses(self, epsilon: Real) -> RealArray:
+    def losses(self, epsilon: Real) -> Float[RealArray, " outcomes"]:
         return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
 
     @property
@@ -110,10 +111,10 @@ class Blanket:
 class OutcomeProbabilities:
     """Probabilities of outcomes."""
 
-    least: RealArray  # The smallest over all inputs.
-    first: RealArray  # Under the input x.
-    second: RealArray  # Under x'.
-    others: RealArray  # Of shape (k, outcomes), under inputs that all others may hold.
+    least: Float[RealArray, " outcomes"]  # The smallest over all inputs.
+    first: Float[RealArray, " outcomes"]  # Under the input x.
+    second: Float[RealArray, " outcomes"]  # Under x'.
+    others: Float[RealArray, "others outcomes"]  # Of shape (k, outcomes), under inputs that all others may hold.
 
     @property
     def upper(self) -> Blanket:
@@ -126,14 +127,14 @@ class OutcomeProbabilities:
         """Return blankets of others that all hold one input: lower bounds of the worst delta."""
         return tuple(self._in_blanket(row, 1.0) for row in self.others)
 
-    def _in_blanket(self, mass: RealArray, gamma: Real) -> Blanket:
+    def _in_blanket(self, mass: Float[RealArray, " outcomes"], gamma: Real) -> Blanket:
         xp = namespace(mass)
         has_mass = mass > 0  # Panels of no width have no mass, under JAX.
         p, q = (xp.where(has_mass, column / xp.where(has_mass, mass, 1.0), 1.0) for column in (self.first, self.second))
         return Blanket(mass, p, q, gamma)
 
 
-def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Real, Real, Real]:
+def moments(mass: Float[RealArray, " outcomes"], L: Float[RealArray, " outcomes"], c: Real) -> tuple[Real, Real, Real]:
     """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
     xp = namespace(mass, L, c)
     x = xp.minimum(c * L, MAX_EXPONENT)
@@ -141,7 +142,7 @@ def moments(mass: RealArray, L: RealArray, c: Real) -> tuple[Real, Real, Real]:
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def saddle_point(mass: RealArray, L: RealArray, n: Real) -> tuple[Real, Real]:
+def saddle_point(mass: Float[RealArray, " outcomes"], L: Float[RealArray, " outcomes"], n: Real) -> tuple[Real, Real]:
     """Return c with K'(c) = 2/c by Newton's method, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
     highest = xp.log(MAX_EXPONENT / xp.maximum(L.max(), 1e-300))
@@ -189,7 +190,7 @@ def level_outcomes(level: Real, gamma: Real) -> OutcomeProbabilities:
     return OutcomeProbabilities(mass, first, second, np.zeros((0, 4)))
 
 
-def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
+def different_pairs(rows: Float[np.ndarray, "rows outcomes"]) -> list[tuple[int, int]]:
     """Return one pair of rows of each class of pairs that differ only by renaming reports."""
     least = rows.min(0)
     pairs: dict[bytes, tuple[int, int]] = {}
@@ -308,11 +309,11 @@ def _(mechanism: Windowed) -> WorstInputs:
     return WorstInputs((outcomes,), jnp.log((outcomes.upper.p / outcomes.upper.q).max()), exact=False)
 
 
-def _density(m: Windowed, v: RealArray, middle: Real) -> RealArray:
+def _density(m: Windowed, v: Float[RealArray, " nodes"], middle: Real) -> Float[RealArray, " nodes"]:
     return m.level * m.base.density(v) + m.height * m.window.density((v - middle) / m.width + 0.5)
 
 
-def _quadrature(m: Windowed) -> tuple[RealArray, RealArray]:
+def _quadrature(m: Windowed) -> tuple[Float[RealArray, " nodes"], Float[RealArray, " nodes"]]:
     """Return nodes on [-1, 1] between the distributions' knots (in NumPy also the middle input's), and weights."""
     reach, bends = 1 - m.width / 2, m.width * cast_like(m.window.kinks, floating(m.width))
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
@@ -353,7 +354,7 @@ def _(sampler: ExactWindow) -> WorstInputs:
     return WorstInputs((outcomes,), level, None if is_worst else partial(_overlapping, outcomes))
 
 
-def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:
+def _overlapping(ends: OutcomeProbabilities, E: float, t: Float[np.ndarray, " levels"]) -> Float[np.ndarray, " levels"]:
     """Return the proof's bound without its last step, at t >= gamma (1 - e^eps) and at the complement below."""
     gamma = ends.least.sum()
     first_gap, second_gap = ends.first - E * ends.least, E * ends.second - ends.least
@@ -404,7 +405,7 @@ def _rows_worst_inputs(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
     return WorstInputs(pairs, level, None if all_kept else partial(largest_stop_loss, rows))
 
 
-def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
+def _likely_worst(rows: Float[np.ndarray, "rows outcomes"], level: float) -> list[tuple[int, int]]:
     """Return the pairs whose E(L - t)_+ is most often the largest at some eps and t, and the first and last rows."""
     omega, wins = rows.min(0) / rows.min(0).sum(), np.zeros((len(rows), len(rows)))
     for E in np.exp(np.array(_EPSILON_SHARES) * level):
@@ -420,12 +421,16 @@ def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
     return list(pairs)  # type: ignore[arg-type]
 
 
-def _row_stop_loss(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:
+def _row_stop_loss(
+    rows: Float[np.ndarray, "rows outcomes"], x: int, E: float, t: Float[np.ndarray, " levels"]
+) -> Float[np.ndarray, "rows levels"]:
     """Return E(L - t)_+ of x and every other row, of shape (row, t)."""
     omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - E * rows
     return np.stack([np.maximum(gaps - level * omega, 0.0).sum(1) for level in t], 1)
 
 
-def largest_stop_loss(rows: np.ndarray, E: float, t: np.ndarray) -> np.ndarray:
+def largest_stop_loss(
+    rows: Float[np.ndarray, "rows outcomes"], E: float, t: Float[np.ndarray, " levels"]
+) -> Float[np.ndarray, " levels"]:
     """Return the maximum over all pairs of rows of E(L - t)_+."""
     return np.max([_row_stop_loss(rows, x, E, t).max(0) for x in range(len(rows))], axis=0)

@@ -22,6 +22,7 @@ from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
+from dpkernels.shapes import Float, Int
 from dpkernels.solve import NotPrivateError, conservative_root
 
 # Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
@@ -60,8 +61,8 @@ _MAX_ITERATIONS = 60  # The most steps of eps.
 class LossSum:
     """The distribution of the sum of the losses of some reports; a report outside the blanket has the loss 0."""
 
-    value: np.ndarray
-    mass: np.ndarray
+    value: Float[np.ndarray, " outcomes"]
+    mass: Float[np.ndarray, " outcomes"]
     reports: int
     slack: float  # A bound of the error of every value.
 
@@ -72,7 +73,9 @@ class LossSum:
         return _merged(value, mass, self.reports + other.reports, slack)
 
 
-def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> LossSum:
+def _merged(
+    value: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"], reports: int, slack: float
+) -> LossSum:
     """Return the distribution with values that may be equal merged into one of them, which doubles the slack."""
     keys, group = np.unique(np.round(value / slack), return_inverse=True)
     first = np.zeros(len(keys))
@@ -84,12 +87,18 @@ def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> 
 class ReportLoss:
     """The outcomes of the loss of one report; a report outside the blanket has the loss 0."""
 
-    value: np.ndarray
-    mass: np.ndarray
-    slack: np.ndarray  # A bound of the error of each value.
+    value: Float[np.ndarray, " outcomes"]
+    mass: Float[np.ndarray, " outcomes"]
+    slack: Float[np.ndarray, " outcomes"]  # A bound of the error of each value.
 
     @classmethod
-    def of_reports(cls, value: np.ndarray, mass: np.ndarray, gamma: float, size: np.ndarray) -> ReportLoss:
+    def of_reports(
+        cls,
+        value: Float[np.ndarray, " outcomes"],
+        mass: Float[np.ndarray, " outcomes"],
+        gamma: float,
+        size: Float[np.ndarray, " outcomes"],
+    ) -> ReportLoss:
         """Return the losses L, differences of numbers that add up to ``size``, of reports of the blanket."""
         value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
         return cls(value, mass, np.append(_VALUE_ERROR * size, 0.0))
@@ -168,7 +177,7 @@ def _split_upwards(loss_sum: LossSum, step: float, count: int) -> Masses:
     return Masses(mass * (1 + _MASS_ERROR * loss_sum.reports), first, 0.0, 0.0, count)
 
 
-def _cells(position: np.ndarray) -> tuple[np.ndarray, int, int]:
+def _cells(position: Float[np.ndarray, " outcomes"]) -> tuple[Int[np.ndarray, " outcomes"], int, int]:
     if not np.abs(position).max() < 2.0**52:
         raise TooManyPointsError("values are too far apart for this step")
     k = np.floor(position).astype(np.int64)
@@ -199,7 +208,9 @@ def _split_downwards(loss_sum: LossSum, step: float, count: int) -> Masses:
     return Masses(masses, first, 0.0, 0.0, count)
 
 
-def lower_hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def lower_hull(
+    t: Float[np.ndarray, " points"], f: Float[np.ndarray, " points"]
+) -> tuple[Int[np.ndarray, " corners"], Float[np.ndarray, " corners-1"]]:
     """Return the indices of the points of the lower convex hull, with both ends, and the slopes between them."""
     hull = np.arange(len(t))
     while True:
@@ -210,7 +221,9 @@ def lower_hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         hull = hull[bent]
 
 
-def _stop_loss(position: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _stop_loss(
+    position: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"], size: int
+) -> tuple[Float[np.ndarray, " {size}"], Float[np.ndarray, " outcomes"]]:
     """Return E(L - t)_+, in steps, at the grid points 0, 1, .. and at the outcomes."""
     mass_above, weighted = (np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in (mass, mass * position))
     grid = np.arange(size, dtype=float)

@@ -35,6 +35,7 @@ from dpkernels.exact.registry import (
 )
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.numerics import convolution
+from dpkernels.shapes import Float, Int
 
 SquareWeights = tuple[np.ndarray, float]  # of the reports, for the square of an input; and a bound on their bias
 Table = WindowTable | RowTable
@@ -62,13 +63,19 @@ class Channel(abc.ABC):
 
     lower: float  # the smallest input
     upper: float  # the largest input
-    reports: np.ndarray  # (m,) the possible reports as written, increasing
-    values: np.ndarray  # (m,) unbiased values of the reports: their mean, given an input, is the input
+    reports: Float[np.ndarray, " outcomes"]  # the possible reports as written, increasing
+    values: Float[np.ndarray, " outcomes"]  # unbiased values of the reports: their mean, given an input, is the input
     bias_bound: float  # on the bias of the values; 0 unless rounding to decimals has made reports equal
     epsilon: float | None = None  # the budget of a report, if it is known
     lattice: float | None = None  # the distance between inputs, if the mechanism assumes that they are on a lattice
 
-    def _set_reports(self, exact: np.ndarray, values: np.ndarray, decimals: int | None, shift: float = 0.0) -> None:
+    def _set_reports(
+        self,
+        exact: Float[np.ndarray, " codes"],
+        values: Float[np.ndarray, " codes"],
+        decimals: int | None,
+        shift: float = 0.0,
+    ) -> None:
         """Set the possible reports, rounded to decimals, and their values; equal reports have their mean value."""
         rounded = exact if decimals is None else exact.round(decimals)
         # The first code of each report, and the index of the report of each code.
@@ -79,7 +86,9 @@ class Channel(abc.ABC):
         self.values = corrected + self.middle
 
     @abc.abstractmethod
-    def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+    def probabilities(
+        self, x: Float[np.ndarray, " inputs"], groups: Int[np.ndarray, " groups"], *, integrated: bool = False
+    ) -> Float[np.ndarray, "groups inputs"]:
         """Return (g, k) P(report in group | input x) at (k,) increasing x, or integrals over inputs up to each x.
 
         ``groups`` are (g,) the first report of every group, increasing from 0; integrals have an arbitrary start.
@@ -87,7 +96,7 @@ class Channel(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def knots(self) -> np.ndarray:
+    def knots(self) -> Float[np.ndarray, " knots"]:
         """Return (k,) increasing inputs between which P(report | x) is linear.
 
         Thus for every distribution of inputs there is one on the knots alone whose reports have the same distribution:
@@ -104,10 +113,12 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
-    def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def means(
+        self, weights: Float[np.ndarray, " outcomes"]
+    ) -> tuple[Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"]]:
         """Return increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
 
-    def largest_variance_and_deviation(self, weights: np.ndarray) -> tuple[float, float]:
+    def largest_variance_and_deviation(self, weights: Float[np.ndarray, " outcomes"]) -> tuple[float, float]:
         """Return the largest variance, and the largest distance from the mean, of (m,) weights given any one input."""
         weights = weights - weights.mean()  # Far from 0, squares would have no digits left for the variance.
         (_, first), (_, second) = self.means(weights), self.means(weights**2)
@@ -115,7 +126,9 @@ class Channel(abc.ABC):
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
 
-    def noise_variances(self, mean: float, weights: np.ndarray | None = None) -> tuple[float, float]:
+    def noise_variances(
+        self, mean: float, weights: Float[np.ndarray, " outcomes"] | None = None
+    ) -> tuple[float, float]:
         """Return the variance of a report's value at an input, and the least average over distributions of this mean.
 
         (m,) ``weights`` stand in for the values.
@@ -124,17 +137,21 @@ class Channel(abc.ABC):
         return float(np.interp(mean, x, variance)), float(np.interp(mean, x, least_mean_variance))
 
     @cached_property
-    def _value_variances(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _value_variances(
+        self,
+    ) -> tuple[Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"]]:
         return self._noise_variances(self.values)
 
-    def _noise_variances(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _noise_variances(
+        self, weights: Float[np.ndarray, " outcomes"]
+    ) -> tuple[Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"]]:
         """Return increasing inputs with the variances of weights, and the largest convex function below these."""
         weights = weights - weights.mean()
         (x, first), (_, second) = self.means(weights), self.means(weights**2)
         variance = np.maximum(second - first**2, 0.0)
         return x, variance, convex_minorant(x, variance)
 
-    def _bias_corrected(self, weights: np.ndarray, power: int) -> SquareWeights:
+    def _bias_corrected(self, weights: Float[np.ndarray, " outcomes"], power: int) -> SquareWeights:
         """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:
             return weights, 0.0
@@ -156,7 +173,9 @@ class Channel(abc.ABC):
     def middle(self) -> float:
         return (self.lower + self.upper) / 2
 
-    def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    def matrix(
+        self, edges: Float[np.ndarray, " edges"], groups: Int[np.ndarray, " groups"]
+    ) -> Float[np.ndarray, "groups bins"]:
         """Return (g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
         return np.maximum(np.diff(self.probabilities(edges, groups, integrated=True), axis=1) / np.diff(edges), 0.0)
 
@@ -179,17 +198,21 @@ class TableChannel(Channel):
         for (probability, table), indices in zip(self.tables, np.split(self._indices, ends), strict=True):
             yield probability, table, indices
 
-    def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+    def probabilities(
+        self, x: Float[np.ndarray, " inputs"], groups: Int[np.ndarray, " groups"], *, integrated: bool = False
+    ) -> Float[np.ndarray, "groups inputs"]:
         total = np.zeros((len(self.reports), len(x)))
         for probability, table, indices in self._indexed_tables():
             np.add.at(total, indices, probability * _table_probabilities(table, x, integrated))
         return np.add.reduceat(total, groups)
 
     @cached_property
-    def knots(self) -> np.ndarray:
+    def knots(self) -> Float[np.ndarray, " knots"]:
         return np.unique(np.concatenate([_row_inputs(table) for _, table in self.tables]))
 
-    def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def means(
+        self, weights: Float[np.ndarray, " outcomes"]
+    ) -> tuple[Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"]]:
         x = self.knots
         means = np.zeros(len(x))
         for probability, table, indices in self._indexed_tables():
@@ -241,7 +264,9 @@ class NoiseChannel(Channel):
         exact = (self._first + np.arange(self._points)) * float(table.bin_width)
         self._set_reports(exact, exact, decimals, float(table.mean))
 
-    def probabilities(self, x: np.ndarray, groups: np.ndarray, *, integrated: bool = False) -> np.ndarray:
+    def probabilities(
+        self, x: Float[np.ndarray, " inputs"], groups: Int[np.ndarray, " groups"], *, integrated: bool = False
+    ) -> Float[np.ndarray, "groups inputs"]:
         """Return differences of P(position + code < end | x) = (1 - f/M) G(end - q) + f/M G(end - q - 1).
 
         G(n) = P(code < n); an integral over grid points is a sum.
@@ -261,7 +286,7 @@ class NoiseChannel(Channel):
         return np.diff(spacing * (cell_integrals + within_cell + fraction * (at_q + f / M * (at_next - at_q))), axis=0)
 
     @cached_property
-    def knots(self) -> np.ndarray:
+    def knots(self) -> Float[np.ndarray, " knots"]:
         """Return the lattice positions that inputs are rounded to, or some of them, and both ends of the interval."""
         width = float(self.table.bin_width)
         if round((self.upper - self.lower) / width) > _MAX_KNOT_INTERVALS:
@@ -269,7 +294,9 @@ class NoiseChannel(Channel):
         inner = width * np.arange(math.ceil(self.lower / width), math.floor(self.upper / width) + 1)
         return np.unique(np.concatenate([[self.lower], inner, [self.upper]]))
 
-    def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def means(
+        self, weights: Float[np.ndarray, " outcomes"]
+    ) -> tuple[Float[np.ndarray, " inputs"], Float[np.ndarray, " inputs"]]:
         """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
         noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._indices]
         shifts = self._points - self.table.codes
@@ -334,17 +361,19 @@ def _table_square_weights(table: Table) -> SquareWeights | None:
     return (g, bias_bound) if bias_bound <= _MAX_BIAS * (inputs[-1] - inputs[0]) ** 2 else None
 
 
-def _table_reports(table: Table) -> np.ndarray:
+def _table_reports(table: Table) -> Float[np.ndarray, " codes"]:
     """Return the reports of all codes, to the bit."""
     return report_kernel(table.middle, table.step)(np.array(table.doubled_offsets), np.float64)
 
 
-def _row_inputs(table: Table) -> np.ndarray:
+def _row_inputs(table: Table) -> Float[np.ndarray, " rows"]:
     first, last = (float(table.row_input(i)) for i in (0, table.shifts))
     return np.linspace(first, last, table.shifts + 1)
 
 
-def _table_probabilities(table: Table, x: np.ndarray, integrated: bool) -> np.ndarray:
+def _table_probabilities(
+    table: Table, x: Float[np.ndarray, " inputs"], integrated: bool
+) -> Float[np.ndarray, "codes inputs"]:
     """Return (codes, len(x)) P(code | x), which is linear between rows, or its integrals from the first row up to x."""
     inputs = _row_inputs(table)
     width = inputs[-1] - inputs[0]
@@ -369,7 +398,7 @@ def _table_probabilities(table: Table, x: np.ndarray, integrated: bool) -> np.nd
     return (first + f * (second - first)) / 2.0**table.bits
 
 
-def _row_means(table: Table, weights: np.ndarray) -> np.ndarray:
+def _row_means(table: Table, weights: Float[np.ndarray, " codes"]) -> Float[np.ndarray, " rows"]:
     if isinstance(table, RowTable):
         return table.weights @ weights / 2.0**table.bits
     window, base = (array / 2.0**table.bits for array in (table.window, table.base))

@@ -19,6 +19,7 @@ from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive import AdditiveVector
 from dpkernels.numerics import Real
 from dpkernels.release import containers
+from dpkernels.shapes import Float, Num
 
 # The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
 _MAX_BINS = 1 << 12
@@ -39,16 +40,16 @@ class ConsistentCounts:
     ``reports`` are the released values, and ``total`` the sum of the bins, if it was known.
     """
 
-    values: np.ndarray
-    reports: np.ndarray
+    values: Float[np.ndarray, " reports"]
+    reports: Num[np.ndarray, " reports"]
     total: float | None
-    _sums: np.ndarray
+    _sums: Float[np.ndarray, "sums bins"]
     _noise: NoiseTable
 
     def __repr__(self) -> str:
         return f"ConsistentCounts({format_number(self.values)})"
 
-    def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    def interval(self, confidence: float = 0.95) -> tuple[Float[np.ndarray, " reports"], Float[np.ndarray, " reports"]]:
         """Return bounds, of the shape of ``values``, that hold for all true counts and sums at once.
 
         Without groups the bounds are exact quantiles of the sampled noise: (1 - a)^m = confidence for m reports and a
@@ -172,7 +173,9 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
     return spread, np.sort(largest)
 
 
-def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
+def _nearest(
+    G: Float[np.ndarray, "sums bins"], r: Float[np.ndarray, " reports"], total: float | None
+) -> Float[np.ndarray, " bins"]:
     """Return the bins x >= 0 with the given total that minimise |A x - r|^2; A x are the bins and their sums."""
     if total == 0:
         return np.zeros(G.shape[1])
@@ -194,12 +197,18 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
     return z * (total / z.sum())
 
 
-def _least_squares(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
+def _least_squares(
+    G: Float[np.ndarray, "sums bins"], r: Float[np.ndarray, " reports"], total: float | None
+) -> Float[np.ndarray, " bins"]:
     d = G.shape[1]
     return _solve(G, (r[:d] + G.T @ r[d:])[:, None], None if total is None else np.array([[total]]))[:, 0]
 
 
-def _solve(G: np.ndarray, right_sides: np.ndarray, totals: np.ndarray | None) -> np.ndarray:
+def _solve(
+    G: Float[np.ndarray, "sums bins"],
+    right_sides: Float[np.ndarray, "bins right_sides"],
+    totals: Num[np.ndarray, "1 right_sides"] | None,
+) -> Float[np.ndarray, "bins right_sides"]:
     """Return (1 + G'G)^-1 applied to right sides, restricted to the given totals if there are any."""
     factor = linalg.cho_factor(np.eye(len(G)) + G @ G.T)
 

@@ -39,6 +39,8 @@ import numpy as np
 from scipy.linalg.lapack import dposv
 from scipy.optimize import nnls
 
+from dpkernels.shapes import Float, Int, Num
+
 # The gap in log-likelihood per report at which the method stops.
 _GAP_TOLERANCE = 1e-9
 # The largest gap that is accepted.
@@ -78,7 +80,7 @@ Ends = tuple[np.ndarray, np.ndarray]
 class Fit:
     """A distribution over the components of a dictionary."""
 
-    shares: np.ndarray  # (d,) of the components, at least 0, with sum 1
+    shares: Float[np.ndarray, " components"]  # of the components, at least 0, with sum 1
     log_likelihood: float  # per report, in nats
     gap: float  # a bound on the difference to the largest log-likelihood per report over this dictionary
     steps: int  # the number of iterations
@@ -88,7 +90,7 @@ class Fit:
         return f"Fit({size}, log-likelihood {self.log_likelihood:.6g} a report, gap {self.gap:.2g})"
 
 
-def maximum_likelihood(B: np.ndarray, counts: np.ndarray) -> Fit:
+def maximum_likelihood(B: Float[np.ndarray, "groups components"], counts: Num[np.ndarray, " groups"]) -> Fit:
     """Return the shares of greatest likelihood, certified, given (m, d) B and (m,) how often each report was seen.
 
     A ValueError says that there are no reports, or one that has probability 0 from every component.
@@ -120,7 +122,12 @@ def maximum_likelihood(B: np.ndarray, counts: np.ndarray) -> Fit:
     return fit
 
 
-def evaluate_fit(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0) -> Fit:
+def evaluate_fit(
+    B: Float[np.ndarray, "groups components"],
+    counts: Num[np.ndarray, " groups"],
+    shares: Float[np.ndarray, " components"],
+    steps: int = 0,
+) -> Fit:
     """Return the shares with their log-likelihood and duality gap."""
     p, shares = _shares(B, counts), shares / shares.sum()
     q = B @ shares
@@ -130,7 +137,9 @@ def evaluate_fit(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: i
         return Fit(shares, float(p[is_seen] @ np.log(q[is_seen])), float(g.max() - 1), steps)
 
 
-def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _shares(
+    B: Float[np.ndarray, "groups components"], counts: Num[np.ndarray, " groups"]
+) -> Float[np.ndarray, " groups"]:
     total = counts.sum()
     if not total:
         raise ValueError("reports: there are none; there is no distribution")
@@ -139,7 +148,9 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return counts / total
 
 
-def _newton_shares(S: np.ndarray, p: np.ndarray) -> np.ndarray:
+def _newton_shares(
+    S: Float[np.ndarray, "groups components"], p: Float[np.ndarray, " groups"]
+) -> Float[np.ndarray, " components"]:
     """Return shares that maximise the quadratic model of the log-likelihood, -sum_j p_j ((S theta)_j - 2)^2 / 2."""
     root = np.sqrt(p)
     equations = np.vstack([root[:, None] * S, np.full((1, S.shape[1]), _SUM_WEIGHT)])
@@ -147,7 +158,12 @@ def _newton_shares(S: np.ndarray, p: np.ndarray) -> np.ndarray:
     return theta / theta.sum()
 
 
-def _line_search(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarray) -> tuple[np.ndarray, bool]:
+def _line_search(
+    A: Float[np.ndarray, "groups components"],
+    p: Float[np.ndarray, " groups"],
+    theta: Float[np.ndarray, " components"],
+    move: Float[np.ndarray, " components"],
+) -> tuple[Float[np.ndarray, " components"], bool]:
     """Return theta after the longest of the steps 1, 1/2, 1/4, ... that increases the likelihood, if there is one."""
     before, length = p @ np.log(A @ theta), 1.0
     while length > _MIN_STEP:
@@ -160,7 +176,9 @@ def _line_search(A: np.ndarray, p: np.ndarray, theta: np.ndarray, move: np.ndarr
     return theta, False
 
 
-def ems_shares(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
+def ems_shares(
+    B: Float[np.ndarray, "groups components"], counts: Num[np.ndarray, " groups"], bins: int
+) -> Float[np.ndarray, " components"]:
     """Return the shares at the fixed point of EMS, of which the first ``bins`` are neighbours and smoothed."""
     p, B_T, d = counts / counts.sum(), np.ascontiguousarray(B.T), B.shape[1]
     theta, padded = np.full(d, 1 / d), np.empty(bins + 2)
@@ -178,7 +196,12 @@ def ems_shares(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
 class ProfileLikelihood:
     """The quadratic model of a log-likelihood at its maximum; B and counts are those of ``maximum_likelihood``."""
 
-    def __init__(self, B: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> None:
+    def __init__(
+        self,
+        B: Float[np.ndarray, "groups components"],
+        counts: Num[np.ndarray, " groups"],
+        shares: Float[np.ndarray, " components"],
+    ) -> None:
         n, q = counts.sum(), np.maximum(B @ shares, 1e-150)
         # The expected information n/q, and the observed one where hardly any report is expected.
         information = np.where(n * q >= 1, n / q, counts / q**2)
@@ -189,7 +212,7 @@ class ProfileLikelihood:
         offsets = _MIN_MULTIPLIER * (1 + np.random.default_rng(0).random(len(shares)))
         self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), 0.0) + offsets)
 
-    def maximum(self, c: np.ndarray, confidence: float) -> float:
+    def maximum(self, c: Float[np.ndarray, " components"], confidence: float) -> float:
         """Return the upper end of the two-sided interval of c'theta, with c of shape (d,)."""
         allowance = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
         theta, slack, mu, loss = self._shares.copy(), self._slack.copy(), 0.0, 0.0
@@ -222,7 +245,9 @@ class ProfileLikelihood:
             raise RuntimeError(f"profile: {_MAX_EVENTS} steps were not enough")
         return float(c @ theta / theta.sum())
 
-    def _direction(self, support: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _direction(
+        self, support: Int[np.ndarray, " support"], c: Float[np.ndarray, " components"]
+    ) -> tuple[Float[np.ndarray, " support"], Float[np.ndarray, " components"]]:
         """Return the derivatives in mu of the positive masses, and of the multipliers of the others.
 
         H theta' = c - nu' 1 on the support, and sum theta' = 0.
@@ -248,11 +273,11 @@ class MixtureModel:
 
     def __init__(
         self,
-        columns: np.ndarray,
-        counts: np.ndarray,
-        atoms: np.ndarray,
-        edges: np.ndarray | None = None,
-        shapes: np.ndarray | None = None,
+        columns: Float[np.ndarray, "groups components"],
+        counts: Num[np.ndarray, " groups"],
+        atoms: Float[np.ndarray, " atoms"],
+        edges: Float[np.ndarray, " edges"] | None = None,
+        shapes: Float[np.ndarray, "bins splines"] | None = None,
     ) -> None:
         self.columns, self.counts, self._atoms, self._is_grid = columns, counts, atoms, edges is None
         self._edges = atoms if edges is None else edges

@@ -26,6 +26,7 @@ from scipy.interpolate import BSpline
 from dpkernels.caching import bounded_cache
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.likelihood import AnyDistribution, MixtureModel, ems_shares, maximum_likelihood
+from dpkernels.shapes import Float
 
 _DEGREE = 2  # of splines
 # The numbers of splines that are tried, up to d/4 for d bins.
@@ -56,10 +57,10 @@ _HANDICAPS = {"splines": 0.0, "ems": 2.0, "atoms": 2.0, "none": 4.0}
 class InputDistribution:
     """A distribution of inputs."""
 
-    edges: np.ndarray  #: (d + 1,) of the bins, in which the density is uniform
-    shares: np.ndarray  #: (d,) the masses of the bins
-    places: np.ndarray  #: (k,) increasing places of point masses, within the bins
-    masses: np.ndarray  #: (k,) the point masses; all masses together are 1
+    edges: Float[np.ndarray, " edges"]  #: of the bins, in which the density is uniform
+    shares: Float[np.ndarray, " edges-1"]  #: the masses of the bins
+    places: Float[np.ndarray, " atoms"]  #: increasing places of point masses, within the bins
+    masses: Float[np.ndarray, " atoms"]  #: the point masses; all masses together are 1
     model: str = ""  #: a description of the model that was fitted
 
     @cached_property
@@ -88,7 +89,7 @@ def _interpolate_from_left(x: np.ndarray, points: np.ndarray, values: np.ndarray
 
 
 @lru_cache(maxsize=32)
-def basis(bins: int, splines: int) -> np.ndarray:
+def basis(bins: int, splines: int) -> Float[np.ndarray, "{bins} {splines}"]:
     """Return (bins, splines) the share of every spline in equal bins; columns have the sum 1."""
     knots = np.linspace(0, 1, splines - _DEGREE + 1)
     knots = np.concatenate([np.zeros(_DEGREE), knots, np.ones(_DEGREE)])

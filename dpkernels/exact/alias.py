@@ -11,6 +11,7 @@ from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.jax_on_use import jnp
 from dpkernels.numerics import RealArray, namespace
+from dpkernels.shapes import Int, UInt
 
 # Kernels
 
@@ -19,17 +20,17 @@ from dpkernels.numerics import RealArray, namespace
 class AliasColumns:
     """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c]."""
 
-    packed: np.ndarray  # A column's threshold and, in the last ``log_columns`` bits, its alias.
+    packed: UInt[np.ndarray, " columns"]  # A column's threshold and, in the last ``log_columns`` bits, its alias.
     log_columns: int  # log2 of their number.
     bits: int
 
     @property
-    def threshold(self) -> np.ndarray:
+    def threshold(self) -> UInt[np.ndarray, " columns"]:
         """Return one integer a column, below 2^(bits - log_columns); 0 for a column with a single outcome."""
         return self.packed >> self.packed.dtype.type(self.log_columns)
 
     @property
-    def alias(self) -> np.ndarray:
+    def alias(self) -> Int[np.ndarray, " columns"]:
         """Return the outcome from the threshold on, int32."""
         return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
 
@@ -74,7 +75,7 @@ def alias_columns(weights: np.ndarray | Sequence[float], bits: int) -> AliasColu
 _OFF = "alias columns: do not add up to the table's weights"
 
 
-def _check_masses(columns: AliasColumns, weights: np.ndarray) -> None:
+def _check_masses(columns: AliasColumns, weights: UInt[np.ndarray, " columns"]) -> None:
     """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled.
 
     Sums are modulo 2^64, and exact where the weights sum to 2^bits.

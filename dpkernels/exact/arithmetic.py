@@ -7,20 +7,24 @@ from fractions import Fraction
 
 import numpy as np
 
+from dpkernels.shapes import Bool, Int, UInt64
+
 _WORD = 1 << 64  # One more than the largest word.
 _HALF = np.uint64(32)  # The bits of half a word.
 _LOW = np.uint64((1 << 32) - 1)  # The lower half of a word.
 _MAX_SUMMANDS = 1 << 31  # Sums of so many halves of a word stay below 2^63.
 
 
-def total(values: np.ndarray) -> int:
+def total(values: UInt64[np.ndarray, " entries"]) -> int:
     """Return the sum of words (uint64) as a Python integer."""
     if len(values) > _MAX_SUMMANDS:
         raise ValueError(f"values: are {len(values)}, more than 2^31")
     return (int((values >> _HALF).sum()) << 32) + int((values & _LOW).sum())
 
 
-def product(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
+def product(
+    values: UInt64[np.ndarray, " entries"], factor: int
+) -> tuple[UInt64[np.ndarray, " entries"], UInt64[np.ndarray, " entries"]]:
     """Return the high and the low words of words times a factor below 2^64."""
     high, low = np.uint64(factor >> 32), np.uint64(factor & 0xFFFFFFFF)
     upper, lower = values >> _HALF, values & _LOW
@@ -35,7 +39,7 @@ def product(values: np.ndarray, factor: int) -> tuple[np.ndarray, np.ndarray]:
     return carry, values * np.uint64(factor)
 
 
-def high_product(values: np.ndarray, factor: int) -> np.ndarray:
+def high_product(values: UInt64[np.ndarray, " entries"], factor: int) -> UInt64[np.ndarray, " entries"]:
     """Return the high words of words times a factor below 2^64: floor(value factor/2^64)."""
     if factor >> 32:
         return product(values, factor)[0]
@@ -49,7 +53,9 @@ def high_product(values: np.ndarray, factor: int) -> np.ndarray:
     return high
 
 
-def exceeds(first: np.ndarray, second: np.ndarray, ratio: Fraction) -> np.ndarray:
+def exceeds(
+    first: UInt64[np.ndarray, " entries"], second: UInt64[np.ndarray, " entries"], ratio: Fraction
+) -> Bool[np.ndarray, " entries"]:
     """Return whether first > ratio second for every pair of words, exactly, for a ratio of 1 or more."""
     p, q = ratio.numerator, ratio.denominator
     quotient, fraction = divmod((p << 64) // q, _WORD)
@@ -69,7 +75,9 @@ def exceeds(first: np.ndarray, second: np.ndarray, ratio: Fraction) -> np.ndarra
     return is_above
 
 
-def rounded_up(mantissas: np.ndarray, exponents: np.ndarray, unit: int, limit: int) -> np.ndarray:
+def rounded_up(
+    mantissas: UInt64[np.ndarray, " entries"], exponents: Int[np.ndarray, " entries"], unit: int, limit: int
+) -> UInt64[np.ndarray, " entries"]:
     """Return ceil(mantissa 2^exponent s / 2^unit) for the largest integer s at which the sum is at most ``limit``.
 
     Mantissas are words below 2^53, exponents are at most ``unit``, below 128, and s has to be below 2^75.
@@ -100,7 +108,9 @@ def rounded_up(mantissas: np.ndarray, exponents: np.ndarray, unit: int, limit: i
     return weights
 
 
-def _rounded_products(mantissas: np.ndarray, shifts: np.ndarray, factor: int) -> np.ndarray:
+def _rounded_products(
+    mantissas: UInt64[np.ndarray, " entries"], shifts: UInt64[np.ndarray, " entries"], factor: int
+) -> UInt64[np.ndarray, " entries"]:
     """Return ceil(mantissa factor / 2^shift), which must be words, for shifts below 128."""
     high, low = product(mantissas, factor % _WORD)
     high += mantissas * np.uint64(factor >> 64)

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpkernels.bounded_json import JsonObject, brief
 from dpkernels.decimals import rational
+from dpkernels.shapes import UInt64
 from dpkernels.solve import first_feasible, floats_from
 
 # What every certificate excludes, and the coverage of those for which any two inputs are neighbours.
@@ -51,7 +52,7 @@ def integers(name: str, values: object, limit: int) -> list[int]:
     return values
 
 
-def frozen_weights(values: object) -> np.ndarray:
+def frozen_weights(values: object) -> UInt64[np.ndarray, "*rows codes"]:
     """Return a read-only copy as uint64: what has been certified must stay what is sampled."""
     array = np.array(values, np.uint64)
     array.setflags(write=False)

@@ -28,6 +28,7 @@ import numpy as np
 
 from dpkernels.bounded_json import JsonObject, brief, integer
 from dpkernels.exact.certificate import MAX_WEIGHTS
+from dpkernels.shapes import Num
 
 _MIN_LENGTH = 32  # Shorter lists are left as they are.
 _ORDERS = range(4)  # The orders of prediction of an integer from those before it.
@@ -102,7 +103,7 @@ _ARRAYS = {"int": np.dtype("<i8"), "float": np.dtype("<f8")}
 _MAX_ENTRIES = 1 << 24  # Of an array.
 
 
-def pack_array(array: np.ndarray) -> Mapping[str, object]:
+def pack_array(array: Num[np.ndarray, " entries"]) -> Mapping[str, object]:
     """Return a vector of int64 or float64 as a short JSON form: zlib of its numbers' first bytes, second bytes, ..."""
     number_type = "float" if array.dtype.kind == "f" else "int"
     planes = np.ascontiguousarray(array, _ARRAYS[number_type]).view(np.uint8).reshape(-1, 8).T
@@ -110,7 +111,7 @@ def pack_array(array: np.ndarray) -> Mapping[str, object]:
     return {"count": len(array), "type": number_type, "data": data}
 
 
-def unpack_array(packed: Mapping[str, object]) -> np.ndarray:
+def unpack_array(packed: Mapping[str, object]) -> Num[np.ndarray, " entries"]:
     """Return the vector of a form of ``pack_array``; ValueError if it is not one, or a number is not finite."""
     if type(packed) is not dict or packed.keys() != {"count", "type", "data"} or packed["type"] not in _ARRAYS:
         raise ValueError(f"array: {brief(packed)} must have count, type and data")

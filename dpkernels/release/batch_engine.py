@@ -29,6 +29,7 @@ from dpkernels.release.host_engine import (
 )
 from dpkernels.release.inputs import Bounds, finite_keys, keys_of_ends
 from dpkernels.release.process import calling_thread_device, kernel_settings
+from dpkernels.shapes import Float, Num, UInt
 
 _ALWAYS_NUMPY = 1 << 12  # Up to this number of values NumPy is faster than a call of a compiled program.
 Columns = tuple[RealArray, ...]
@@ -42,7 +43,9 @@ class BatchRelease:
     def __init__(self, sampler: ExactBatch, key: bytes) -> None:
         self.sampler, self.key = sampler, key
 
-    def __call__(self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
+    def __call__(
+        self, x: Num[np.ndarray, " values"], start: int, out: Float[np.ndarray, " values"], bounds: Bounds, row: int
+    ) -> int:
         """Check every value of ``x``, fill ``out`` with reports, and return their number.
 
         ``start`` is the index of the first value in the whole release, and ``row`` that in the array.
@@ -58,7 +61,13 @@ class BatchRelease:
         return count <= _ALWAYS_NUMPY and self.sampler.derived[is_far_from_subnormal, dtype]
 
     def _release_together(
-        self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int, entries: slice | np.ndarray
+        self,
+        x: Num[np.ndarray, " values"],
+        start: int,
+        out: Float[np.ndarray, " values"],
+        bounds: Bounds,
+        row: int,
+        entries: slice | np.ndarray,
     ) -> None:
         """Fill ``out`` by one program, which checks values as it reads them.
 
@@ -81,7 +90,9 @@ class BatchRelease:
             bounds.check_entries(x, entries, row)
             raise RuntimeError(_DISAGREE)
 
-    def _release_by_stack(self, x: np.ndarray, start: int, out: np.ndarray, entries: slice | np.ndarray) -> None:
+    def _release_by_stack(
+        self, x: Num[np.ndarray, " values"], start: int, out: Float[np.ndarray, " values"], entries: slice | np.ndarray
+    ) -> None:
         """Fill ``out`` with the reports of checked values, those of one stack after the other."""
         skip = start % BLOCK_VALUES
         buffers = [aligned(skip + len(x), WORD_TYPES[need.bits]) for need in self.sampler.words]
@@ -101,11 +112,11 @@ class BatchRelease:
     def _release(
         self,
         number: int,
-        x: np.ndarray,
-        words: list[np.ndarray],
+        x: Num[np.ndarray, " values"],
+        words: list[UInt[np.ndarray, " values"]],
         start: int | np.ndarray,
         entries: slice | np.ndarray,
-        out: np.ndarray,
+        out: Float[np.ndarray, " values"],
     ) -> None:
         """Fill ``out`` with the reports of one stack's values; ``start`` is the first index, or the index of each."""
         stack, count = self.sampler.stacks[number], len(x)

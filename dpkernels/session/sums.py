@@ -23,6 +23,7 @@ import numpy as np
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.shapes import Float, Int
 
 UNIT_LOG2 = -32  # of the weights of a row
 UNIT = 1 << -UNIT_LOG2
@@ -39,7 +40,7 @@ def floor_to_9_digits(number: Fraction) -> float:
     return float(Fraction(math.floor(number * Fraction(10) ** digits)) / Fraction(10) ** digits)
 
 
-def integer_weights(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+def integer_weights(weights: Sequence[Float[np.ndarray, " rows"]]) -> list[Float[np.ndarray, " rows"]]:
     """Return integers, in arrays of floats, that add up to 2^32 in every row, from k weights that add up to 1."""
     remaining, columns = np.full(len(weights[0]), float(UNIT)), []
     for weight in weights[:-1]:
@@ -50,7 +51,11 @@ def integer_weights(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [*columns, remaining]
 
 
-def add_rows(sums: np.ndarray, codes: np.ndarray, weights: Sequence[np.ndarray] | None) -> None:
+def add_rows(
+    sums: Int[np.ndarray, "groups weights"],
+    codes: Int[np.ndarray, " rows"],
+    weights: Sequence[Float[np.ndarray, " rows"]] | None,
+) -> None:
     """Add rows to sums of shape (groups, k): row i to group codes[i], or to none if that is -1."""
     present = codes >= 0
     if not present.all():
@@ -85,7 +90,7 @@ class SumLattice:
             return cls(log2, source_log2, (rows << -log2) + rounding)
         return cls(log2, source_log2, -(-rows >> log2) + weights * min(rows, groups))
 
-    def rounded(self, sums: np.ndarray) -> np.ndarray:
+    def rounded(self, sums: Int[np.ndarray, "groups weights"]) -> Int[np.ndarray, "groups weights"]:
         """Return sums of shape (groups, k) in multiples of 2^log2, rounded down."""
         shift = self.log2 - self.source_log2
         rounded = sums >> shift
@@ -107,7 +112,7 @@ class SumLattice:
 class NoisySums:
     """Released sums of shape (groups, k), in multiples of the lattice's step, and how they were made."""
 
-    values: np.ndarray
+    values: Float[np.ndarray, "groups weights"]
     lattice: SumLattice
     sampler: ExactNoise
 
@@ -121,14 +126,16 @@ class NoisySums:
         """Return the scale of Laplace noise that, moved outwards by one step, has no smaller tail than the table."""
         return _SCALE_MARGIN * self.lattice.sensitivity / float(rational(self.sampler.certificate.epsilon))
 
-    def bounds(self, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(
+        self, confidence: float
+    ) -> tuple[Float[np.ndarray, "groups weights"], Float[np.ndarray, "groups weights"]]:
         """Return intervals of the true sums, one by one, from the certified integers."""
         low, high = dpk.confidence_interval(self.values.reshape(-1), self.sampler, confidence)
         step, shape = float(self.lattice.step), self.values.shape
         return low.reshape(shape) * step, (high.reshape(shape) + 2 * self.slack) * step
 
     @property
-    def sums(self) -> np.ndarray:
+    def sums(self) -> Float[np.ndarray, "groups weights"]:
         return (self.values + self.slack) * float(self.lattice.step)
 
 

@@ -24,13 +24,14 @@ from scipy.stats import binom
 from dpkernels import checks
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.traced import device_axes
+from dpkernels.shapes import Bool, Int
 
 
 class PoissonBatch(NamedTuple):
     """A sample with a static shape: its rows at random places, and row 0 at the others; ``mask`` says which count."""
 
-    indices: Array
-    mask: Array
+    indices: Int[Array, " capacity"]
+    mask: Bool[Array, " capacity"]
 
 
 def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> PoissonBatch:
@@ -58,7 +59,7 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
     return shuffled_batch(key, hits, capacity)
 
 
-def shuffled_batch(key: Array, hits: Array, capacity: int) -> PoissonBatch:
+def shuffled_batch(key: Array, hits: Bool[Array, " examples"], capacity: int) -> PoissonBatch:
     """Return the rows that hit at random places of a batch, which is empty if they are more than its capacity."""
     count = hits.sum()
     (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)

@@ -33,6 +33,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from dpkernels.pytrees import PyTree
 from dpkernels.random.chacha import varying_like
 from dpkernels.release.traced import device_axes, varying_axes
+from dpkernels.shapes import Bool, Float, Int, Shaped
 from dpkernels.training.correlated import ToeplitzStrategy
 from dpkernels.training.noise import PrivateNoise
 
@@ -64,7 +65,10 @@ class ClippedSums:
 
 
 def clipped_sums(
-    gradients: optax.Updates, mask: Array | bool | None, noise: PrivateNoise, norms: Array | None = None
+    gradients: optax.Updates,
+    mask: Array | bool | None,
+    noise: PrivateNoise,
+    norms: Float[Array, " examples"] | None = None,
 ) -> ClippedSums:
     """Return the sums over examples of clipped and rounded gradients.
 
@@ -171,7 +175,7 @@ def example_size(leaves: list[Array]) -> int:
     return sum(math.prod(jnp.shape(leaf)[1:]) for leaf in leaves)
 
 
-def _mask(mask: object, count: int) -> Array:
+def _mask(mask: object, count: int) -> Bool[Array, " {count}"]:
     """Return which rows count; the user has to say so, because padded rows repeat an example."""
     if mask is None:
         raise ValueError(
@@ -186,7 +190,12 @@ def _mask(mask: object, count: int) -> Array:
     return counted
 
 
-def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Array | None) -> list[Array]:
+def _added(
+    noise: PrivateNoise,
+    leaves: list[Float[Array, "examples ..."]],
+    counted: Bool[Array, " examples"],
+    norms: Float[Array, " examples"] | None,
+) -> list[Array]:
     """Return the sums of the leaves, in units; see the module for the proof."""
     count = leaves[0].shape[0]
     # As many shards as devices may have, each the examples of one device: XLA splits the first axis over them. Inside
@@ -225,7 +234,9 @@ def _added(noise: PrivateNoise, leaves: list[Array], counted: Array, norms: Arra
         return _separated(totals, groups, [leaf.shape[1:] for leaf in leaves])
 
 
-def _split(array: Array, shards: int) -> Array:
+def _split(
+    array: Shaped[Array, " examples *parameters"], shards: int
+) -> Shaped[Array, "{shards} shard_examples *parameters"]:
     """Return the examples in shards, each of which has at least as many as are added up together; zeros fill it."""
     array = array.reshape(shards, array.shape[0] // shards, *array.shape[1:])
     if (missing := _EXAMPLES_TOGETHER - array.shape[1]) <= 0:
@@ -306,7 +317,7 @@ def _row_sums(rows: list[Array]) -> list[Array]:
     return jax.lax.reduce(rows, zeros, lambda a, b: [x + y for x, y in zip(a, b, strict=True)], axes)
 
 
-def _sums_in_lanes(array: Array, first: Array) -> list[Array]:
+def _sums_in_lanes(array: Float[Array, "examples parameters"], first: Array) -> list[Array]:
     """Return ``_sums_of_squares`` of an array of shape (rows, values).
 
     On a CPU, XLA adds up a vector value by value, because the order of a sum of floats is fixed. Many sums at a time,
@@ -331,13 +342,20 @@ def _sums_in_lanes(array: Array, first: Array) -> list[Array]:
     return [a + b for a, b in zip(totals, remainder_totals, strict=True)]
 
 
-def _without_larger(rows: Array, norm: Array) -> Array:
+def _without_larger(
+    rows: Float[Array, " shards *parameters"], norm: Float[Array, " shards"]
+) -> Float[Array, " shards *parameters"]:
     """Return the rows without values above the norm that the caller stated, NaN among them."""
     return jnp.where(jnp.abs(rows) <= norm.reshape(len(rows), *[1] * (rows.ndim - 1)), rows, 0.0).astype(rows.dtype)
 
 
 @jax.jit
-def _with_rows(total: Array, rows: tuple[Array, ...], scales: Array, are_used: Array) -> Array:
+def _with_rows(
+    total: Int[Array, " shards *parameters"],
+    rows: tuple[Float[Array, " shards *parameters"], ...],
+    scales: Float[Array, "together shards"],
+    are_used: Bool[Array, "together shards"],
+) -> Int[Array, " shards *parameters"]:
     """Return the sum of a leaf with several more examples, in units.
 
     Floats add these up without an error: they are integers of at most 4 K <= 2^19.
@@ -346,7 +364,9 @@ def _with_rows(total: Array, rows: tuple[Array, ...], scales: Array, are_used: A
     return total + sum(rounded[1:], rounded[0]).astype(jnp.int32)
 
 
-def _rounded(rows: Array, scale: Array, is_used: Array) -> Array:
+def _rounded(
+    rows: Float[Array, " shards *parameters"], scale: Float[Array, " shards"], is_used: Bool[Array, " shards"]
+) -> Float[Array, " shards *parameters"]:
     """Return the rows in units, as whole numbers in float32; those that are not used are 0."""
     columns = (len(rows), *[1] * (rows.ndim - 1))
     scaled = jnp.round(rows.astype(jnp.float32) * scale.reshape(columns))

@@ -38,6 +38,7 @@ from dpkernels.decimals import float_at_least
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
+from dpkernels.shapes import Int
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
 from dpkernels.training.run import ROOM, TrainingRun, calibrated_run
 
@@ -78,7 +79,7 @@ class ToeplitzStrategy:
         checks.integer_in("bands", bands, 1, _MAX_BANDS)
         return cls.rounded([math.comb(2 * k, k) / 4**k for k in range(bands)], unit)
 
-    def matrix(self, steps: int) -> np.ndarray:
+    def matrix(self, steps: int) -> Int[np.ndarray, "{steps} {steps}"]:
         """Return C for a number of steps."""
         bands = (c * np.eye(steps, k=-k, dtype=np.int64) for k, c in enumerate(self.bands))
         return sum(bands, np.zeros((steps, steps), np.int64))

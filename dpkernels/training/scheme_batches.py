@@ -13,10 +13,11 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.random.keys import check_release_key
 from dpkernels.release.traced import device_axes
+from dpkernels.shapes import Int
 from dpkernels.training.batches import PoissonBatch, shuffled_batch
 
 
-def random_assignment(key: Array, examples: int, steps: int) -> Array:
+def random_assignment(key: Array, examples: int, steps: int) -> Int[Array, " {examples}"]:
     """Return a random step of one epoch, 0 to steps - 1, for every row of a data set.
 
     Draw an assignment of its own for every epoch, from a key that serves nothing else. The step of a row is a distance
@@ -35,7 +36,7 @@ def random_assignment(key: Array, examples: int, steps: int) -> Array:
     return ((high * count + ((low * count) >> 16)) >> 16).astype(jnp.int32)
 
 
-def allocated_batch(key: Array, assignment: Array, step: Array | int, capacity: int) -> PoissonBatch:
+def allocated_batch(key: Array, assignment: Int[Array, " examples"], step: Array | int, capacity: int) -> PoissonBatch:
     """Return the rows that are assigned to a step, at random places of a batch with a static shape (``batches.py``).
 
     If there are more rows than the capacity, the batch is empty. ``poisson_overflow(examples, allocation_rate(steps),
@@ -56,7 +57,7 @@ def allocation_rate(steps: int) -> float:
     return min(1.0, 1 / steps + 2.0**-32)
 
 
-def fixed_batch(key: Array, examples: int, batch: int) -> Array:
+def fixed_batch(key: Array, examples: int, batch: int) -> Int[Array, " {batch}"]:
     """Return the row numbers of a uniformly random subset of ``batch`` rows, drawn without replacement.
 
     The rows have random words of 64 bits, and those of the least words are drawn. Equal words are a distance s of at

@@ -25,6 +25,7 @@ from dpkernels.exact.certificate import (
     log_upper_bound,
 )
 from dpkernels.proven import proven
+from dpkernels.shapes import Num
 
 # Of the mechanism's variances, relatively, within which those of every table are: ``estimate_mean`` allows for it.
 PROMISED_DEVIATION = 1e-3
@@ -151,7 +152,9 @@ class BoundedTable(abc.ABC):
         return self.shifts
 
 
-def sliding_extremes(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+def sliding_extremes(
+    values: Num[np.ndarray, " rows *codes"], width: int
+) -> tuple[Num[np.ndarray, " row_runs *codes"], Num[np.ndarray, " row_runs *codes"]]:
     """Return the maximum and the minimum of every ``width`` neighbours along the first axis, by doubling."""
     high, low, span = values, values, 1
     while span < width:

@@ -31,6 +31,7 @@ from dpkernels.exact.sampler import ROW_ROUNDING_STREAM
 from dpkernels.jax_on_use import jnp, lax
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
+from dpkernels.shapes import UInt64
 
 _MAX_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
 _MAX_PLACE = 1 << 30  # The sampler holds places as int32, and twice a place must fit.
@@ -41,7 +42,7 @@ _MAX_PLACE = 1 << 30  # The sampler holds places as int32, and twice a place mus
 class RowTable(BoundedTable):
     """Integer weights of a mechanism row by row."""
 
-    weights: np.ndarray  # uint64, of shape (n, m).
+    weights: UInt64[np.ndarray, "rows codes"]  # n rows of m codes.
     places: tuple[int, ...]  # m increasing integers.
     bits: int
     first: float  # The mean of row 0, at most ``lower``.
@@ -110,7 +111,9 @@ class RowTable(BoundedTable):
         gap = (Fraction(self.last) - Fraction(self.first)) / self.shifts
         return min(self.shifts, math.ceil((rational(sensitivity) * steps / gap + 1) / steps))
 
-    def extremes(self, row_distance: int) -> tuple[np.ndarray, np.ndarray]:
+    def extremes(
+        self, row_distance: int
+    ) -> tuple[UInt64[np.ndarray, "row_runs codes"], UInt64[np.ndarray, "row_runs codes"]]:
         """Return the largest and smallest weight of every code over ``row_distance`` + 1 adjacent rows, as uint64."""
         return sliding_extremes(self.weights, min(row_distance, self.shifts) + 1)
 

@@ -33,6 +33,7 @@ from dpkernels.exact.sampler import StackedSampler
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree
+from dpkernels.shapes import UInt64
 
 _MAX_ROWS = 1 << 13  # The largest number of rows that is read. Tables built here have fewer.
 
@@ -42,8 +43,8 @@ _MAX_ROWS = 1 << 13  # The largest number of rows that is read. Tables built her
 class WindowTable(BoundedTable):
     """Integer weights of a windowed mechanism."""
 
-    base: np.ndarray  # N weights, uint64, the same for every row.
-    window: np.ndarray  # w weights, uint64, placed at code s by row s.
+    base: UInt64[np.ndarray, " codes"]  # N weights, uint64, the same for every row.
+    window: UInt64[np.ndarray, " window_codes"]  # w weights, uint64, placed at code s by row s.
     bits: int
     lower: float
     upper: float
@@ -89,7 +90,7 @@ class WindowTable(BoundedTable):
         """Return the table with the same weights and its values contracted to the middle by the window's share."""
         return replace(self, is_contracted=True)
 
-    def row(self, s: int) -> np.ndarray:
+    def row(self, s: int) -> UInt64[np.ndarray, " codes"]:
         row = self.base.copy()
         row[s : s + len(self.window)] += self.window
         return row
@@ -188,13 +189,13 @@ def _outcome_code(outcome: RealArray, row: RealArray, n: RealArray | np.int32) -
     return namespace(outcome).where(outcome < n, outcome, row + outcome - n)
 
 
-def _runs(weights: np.ndarray) -> list[list[int]]:
+def _runs(weights: UInt64[np.ndarray, " codes"]) -> list[list[int]]:
     starts = np.flatnonzero(np.concatenate([[True], weights[1:] != weights[:-1]]))
     counts = np.diff(np.append(starts, len(weights)))
     return [[int(value), int(count)] for value, count in zip(weights[starts], counts, strict=True)]
 
 
-def _from_runs(name: str, runs: object) -> np.ndarray:
+def _from_runs(name: str, runs: object) -> UInt64[np.ndarray, " codes"]:
     if type(runs) is not list or not 0 < len(runs) <= MAX_WEIGHTS:
         raise ValueError(f"{name}: needs runs of weights, {MAX_WEIGHTS} at most")
     values, counts = zip(*(integers(name, run, 2) for run in runs), strict=True)

@@ -20,6 +20,7 @@ from dpkernels.exact.categorical.sampler import BlockSampler, CategorySampler, s
 from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, Component
 from dpkernels.mechanisms.categorical.prefixes import PrefixPlan
 from dpkernels.proven import proven
+from dpkernels.shapes import Int, Num
 
 LEVEL_STREAM = 31  # of a release's key; 21, 22 and 30 are those of ``sampler``
 _MAX_LEVELS = 40  # a value has at most as many characters
@@ -89,7 +90,7 @@ class PrefixCertificate(Certificate, kind="prefixes"):
 class PrefixSampler(CategorySampler):
     """The sampler of reports of prefixes: a word for the level, one for the direction and one for the block."""
 
-    def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
+    def reports(self, codes: Int[np.ndarray, " reports"], key: bytes, start: int) -> Num[np.ndarray, " reports"]:
         plan, count = self.mechanism, len(codes)
         level = arithmetic.high_product(stream_words(key, LEVEL_STREAM, start, count), len(plan.levels))
         words = [stream_words(key, stream, start, count) for stream in BlockSampler.streams]

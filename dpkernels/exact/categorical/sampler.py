@@ -28,6 +28,7 @@ from dpkernels.mechanisms.categorical.block_response import BlockResponse
 from dpkernels.mechanisms.categorical.galois import field
 from dpkernels.mechanisms.categorical.subset_selection import SubsetSelection
 from dpkernels.random import host
+from dpkernels.shapes import Bool, Int, Num, UInt, UInt8, UInt64
 
 # Streams of a release's key; 16 to 20 are those of ``exact.sampler`` and ``selection``. 23 is that of earlier versions.
 RESPONSE_STREAM = 21  # The response: whether the report supports the true category, or which report it is.
@@ -57,13 +58,15 @@ class CategorySampler(abc.ABC):
         return 1 << 62
 
     @abc.abstractmethod
-    def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
+    def reports(self, codes: Int[np.ndarray, " reports"], key: bytes, start: int) -> np.ndarray:
         """Return the reports of codes 0..d - 1, int64, which are rows ``start`` and on of the release of a key."""
 
-    def _has_true(self, words: np.ndarray) -> np.ndarray:
+    def _has_true(self, words: UInt[np.ndarray, " reports"]) -> Bool[np.ndarray, " reports"]:
         return words < words.dtype.type(self.certificate.threshold)
 
-    def _response(self, words: np.ndarray, true: np.ndarray, choices: int) -> np.ndarray:
+    def _response(
+        self, words: UInt[np.ndarray, " reports"], true: Int[np.ndarray, " reports"], choices: int
+    ) -> Int[np.ndarray, " reports"]:
         """Return randomised response: ``true``, or one of the g - 1 other choices."""
         T, bits = self.certificate.threshold, self.certificate.bits
         t = words.dtype.type(((1 << bits) - T) // (choices - 1))
@@ -72,7 +75,7 @@ class CategorySampler(abc.ABC):
         return np.where(self._has_true(words), true, index + (index >= true))
 
 
-def stream_words(key: bytes, stream: int, start: int, count: int) -> np.ndarray:
+def stream_words(key: bytes, stream: int, start: int, count: int) -> UInt64[np.ndarray, " {count}"]:
     """Return words ``start`` and on, of 64 bits, of a stream of a key."""
     skip = start % 8  # A block has eight of them.
     words = np.empty(skip + count, "<u8")
@@ -83,7 +86,7 @@ def stream_words(key: bytes, stream: int, start: int, count: int) -> np.ndarray:
 class ResponseSampler(CategorySampler):
     """The sampler of randomised response on d categories: one word a report."""
 
-    def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
+    def reports(self, codes: Int[np.ndarray, " reports"], key: bytes, start: int) -> Num[np.ndarray, " reports"]:
         words = stream_words(key, RESPONSE_STREAM, start, len(codes))
         return self._response(words, codes, self.mechanism.categories).astype(self.mechanism.report_dtype)
 
@@ -96,10 +99,15 @@ class BlockSampler(CategorySampler):
 
     streams: ClassVar[tuple[int, int]] = (DIRECTION_STREAM, RESPONSE_STREAM)
 
-    def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
+    def reports(self, codes: Int[np.ndarray, " reports"], key: bytes, start: int) -> Num[np.ndarray, " reports"]:
         return self.respond(codes, *(stream_words(key, stream, start, len(codes)) for stream in self.streams))
 
-    def respond(self, codes: np.ndarray, direction_words: np.ndarray, response_words: np.ndarray) -> np.ndarray:
+    def respond(
+        self,
+        codes: Int[np.ndarray, " reports"],
+        direction_words: UInt64[np.ndarray, " reports"],
+        response_words: UInt64[np.ndarray, " reports"],
+    ) -> Num[np.ndarray, " reports"]:
         """Return the reports of codes by two independent random words each."""
         mechanism, g = self.mechanism, self.mechanism.blocks
         directions = arithmetic.high_product(direction_words, mechanism.directions).view(np.int64)
@@ -125,7 +133,7 @@ class SetSampler(CategorySampler):
     def most_rows(self) -> int:
         return min(1 << 62, ((1 << 64) // self._sets.blocks - 1) * self.rows)
 
-    def reports(self, codes: np.ndarray, key: bytes, start: int) -> np.ndarray:
+    def reports(self, codes: Int[np.ndarray, " reports"], key: bytes, start: int) -> UInt8[np.ndarray, "reports bytes"]:
         (width,) = self.mechanism.report_shape
         words = -(-width // 2)  # of 16 bits
         out = np.empty((len(codes), 2 * words), np.uint8)
@@ -142,7 +150,12 @@ class SetSampler(CategorySampler):
             out[out_rows] = self._with_true_bits(sets[block_rows], has_true[block_rows], codes[out_rows])
         return out if width == 2 * words else np.ascontiguousarray(out[:, :width])
 
-    def _with_true_bits(self, sets: np.ndarray, has_true: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    def _with_true_bits(
+        self,
+        sets: UInt8[np.ndarray, "reports bytes"],
+        has_true: Bool[np.ndarray, " reports"],
+        codes: Int[np.ndarray, " reports"],
+    ) -> UInt8[np.ndarray, "reports bytes"]:
         """Exchange the bits of the true and the last category, and set the true one's bit where it is in the set."""
         width, last = sets.shape[1], self.mechanism.categories - 1
         flat = sets.reshape(-1)

@@ -37,6 +37,7 @@ from dpkernels.exact.noise.tail import Tail
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
 from dpkernels.proven import proven
+from dpkernels.shapes import Float, Num, UInt64
 
 BITS = 64  # log2 of a total: one random word a value.
 _REACH = 12  # Standard deviations up to which a remainder has codes; beyond is a mass of 2^-108.
@@ -285,7 +286,9 @@ def _ends(noise: Distribution, sensitivity: float, bits: int = BITS) -> tuple[fl
     return max(low, first - sensitivity), min(high, last + sensitivity)
 
 
-def _masses(noise: Distribution, edges: np.ndarray, bin_width: float, power: float = 1.0) -> np.ndarray:
+def _masses(
+    noise: Distribution, edges: Num[np.ndarray, " edges"], bin_width: float, power: float = 1.0
+) -> Float[np.ndarray, " edges-1"]:
     """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
 
     With a power they are integrals of the density to this power.
@@ -322,7 +325,9 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
     return round(math.log2(unit)) - spare, odd << spare
 
 
-def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per_bin: int) -> NoiseTable:
+def _table(
+    masses: Float[np.ndarray, " codes"], first: int, bits: int, grid_log2: int, points_per_bin: int
+) -> NoiseTable:
     """Return the table of the masses, with what rounding leaves of the total on the code 0."""
     weights, total = _rounded_up(np.ldexp(masses, bits + 40), 1 << bits), 1 << bits
     middle = int(weights[-first]) + total - arithmetic.total(weights)
@@ -332,7 +337,7 @@ def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per
     return NoiseTable(weights, first, bits, grid_log2, points_per_bin)
 
 
-def _rounded_up(masses: np.ndarray, total: int) -> np.ndarray:
+def _rounded_up(masses: Float[np.ndarray, " codes"], total: int) -> UInt64[np.ndarray, " codes"]:
     """Return ceil(floor(mass) s) for the largest scale s, in units of 2^-40 over the total, that keeps within it."""
     if len(masses) >= total:
         raise CertificateError(f"noise: {len(masses)} codes for a total of {total}")

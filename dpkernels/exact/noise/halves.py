@@ -15,6 +15,7 @@ from dpkernels.exact.alias import AliasColumns, alias_columns, take
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.numerics import RealArray, namespace
 from dpkernels.proven import proven
+from dpkernels.shapes import UInt
 
 
 @proven("vectors#proof")
@@ -57,7 +58,7 @@ class HalvedNoise:
         return namespace(codes).where(self.are_incomplete(codes), further, codes)
 
 
-def _upper_halves(columns: AliasColumns) -> np.ndarray:
+def _upper_halves(columns: AliasColumns) -> UInt[np.ndarray, " columns"]:
     """Return the columns in half of the bits: the first bits of a threshold, and the alias."""
     word, half_bits = columns.packed.dtype.type, columns.bits // 2
     ones = word((1 << columns.log_columns) - 1)

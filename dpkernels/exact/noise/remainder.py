@@ -24,6 +24,7 @@ from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, check_totals, frozen_weights, integers, moments
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
+from dpkernels.shapes import UInt64
 
 
 @proven("vectors#proof")
@@ -32,7 +33,7 @@ class Remainder:
     """The weights of a table's remainder; the module states their meaning."""
 
     rest: int
-    weights: np.ndarray  # uint64, one a code.
+    weights: UInt64[np.ndarray, " codes"]
     first: int  # The code of weights[0].
     bits: int
 

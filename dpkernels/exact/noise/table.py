@@ -24,13 +24,14 @@ from dpkernels.exact.noise.remainder import Remainder
 from dpkernels.exact.noise.tail import Tail
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
+from dpkernels.shapes import UInt64
 
 
 @dataclass(frozen=True, eq=False)
 class NoiseTable:
     """Integer weights of additive noise; the module states their meaning."""
 
-    weights: np.ndarray  # uint64, one a code.
+    weights: UInt64[np.ndarray, " codes"]
     first: int  # The code of weights[0].
     bits: int  # log2 of the total.
     grid_log2: int  # log2 of g, to which inputs are rounded first.
@@ -146,7 +147,7 @@ class NoiseTable:
         return lambda r: outcomes(r) + first
 
     @property
-    def kernel_weights(self) -> np.ndarray:
+    def kernel_weights(self) -> UInt64[np.ndarray, " outcomes"]:
         """Return the weights of the sampler's outcomes: that of the rest comes first, if there is one."""
         return np.append(np.uint64(self.rest), self.weights) if self.rest else self.weights
 
@@ -175,7 +176,7 @@ class NoiseTable:
 
 
 @proven("noise_tables#proof")
-def excess(weights: np.ndarray, shift: int, ratio: Fraction) -> Fraction:
+def excess(weights: UInt64[np.ndarray, " codes"], shift: int, ratio: Fraction) -> Fraction:
     """Return the sum of max(0, w[j] - ratio w[j - shift]) over codes, for a shift of either sign; w is 0 outside."""
     alone, paired = (weights[:shift], weights[shift:]) if shift >= 0 else (weights[shift:], weights[:shift])
     shifted = weights[: len(paired)] if shift >= 0 else weights[len(alone) :]

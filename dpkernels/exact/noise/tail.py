@@ -26,6 +26,7 @@ from dpkernels.exact.alias import alias_columns, alias_kernel
 from dpkernels.exact.certificate import MAX_WEIGHTS, CertificateError, frozen_weights, integers, moments
 from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
+from dpkernels.shapes import UInt64
 
 # Positions, the first codes and the results of ``ExactNoise`` are within 2^61, 2^21 and the sum of both, the edge.
 EDGE = (1 << 61) + (1 << 21)
@@ -38,7 +39,7 @@ class Tail:
     """The weights of a table's tail; the module states their meaning."""
 
     rest: int
-    block: np.ndarray  # uint64, one a code.
+    block: UInt64[np.ndarray, " codes"]
     bits: int
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class Tail:
 
 
 @proven("endless_noise#proof")
-def check_pure(weights: np.ndarray, first: int, tail: Tail, distance: int, limit: Fraction) -> None:
+def check_pure(weights: UInt64[np.ndarray, " codes"], first: int, tail: Tail, distance: int, limit: Fraction) -> None:
     """Refuse a table with a tail if some ratio of probabilities up to ``distance`` codes apart may be above the limit.
 
     The weights and the tail fall away from the code 0, and are the same on both sides. So the largest ratio is that of

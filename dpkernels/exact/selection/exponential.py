@@ -24,6 +24,7 @@ from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.numerics import UNIT_ROUNDOFF, RealArray
 from dpkernels.random import host
+from dpkernels.shapes import Float, Int
 
 # The streams of a release's key for choices, and for items of a run; 16 to 19 are those of ``exact.sampler``.
 CHOICE_UNIFORM_STREAM = 20
@@ -54,7 +55,7 @@ def uniform_number(key: bytes, number: int, stream: int = CHOICE_UNIFORM_STREAM)
     return leading
 
 
-def exponential_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> np.ndarray:
+def exponential_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> Int[np.ndarray, " {k}"]:
     """Return k different indices, each chosen by the exponential mechanism among those that are left, as int64.
 
     In order of discovery, they are distributed as the indices of the k largest eps s_i + Gumbel noise (Durfee & Rogers
@@ -76,7 +77,7 @@ def exponential_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> 
 
 def chosen_in_turn(
     scores: RealArray, epsilon: float, k: int, choose: Callable[[np.ndarray, Fraction, int], int]
-) -> np.ndarray:
+) -> Int[np.ndarray, " {k}"]:
     """Return k different indices as int64, each by ``choose(scores that are left, eps, number of the choice)``.
 
     Raises:
@@ -136,7 +137,10 @@ def uniform_below(count: int, uniform: Callable[[int], int]) -> int:
 
 
 def _choose(
-    scores: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int], copies: np.ndarray | None = None
+    scores: Int[np.ndarray, " items"],
+    epsilon: Fraction,
+    uniform: Callable[[int], int],
+    copies: Int[np.ndarray, " items"] | None = None,
 ) -> int:
     """Return the chosen index; each index counts ``copies`` times, by default once."""
     gaps = scores.max() - scores
@@ -144,7 +148,9 @@ def _choose(
     return _by_integers(gaps, epsilon, uniform, copies) if choice is None else choice
 
 
-def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray | None = None) -> int | None:
+def _by_floats(
+    gaps: Int[np.ndarray, " items"], epsilon: Fraction, u: int, copies: Int[np.ndarray, " items"] | None = None
+) -> int | None:
     """Return the choice at U in [u, u + 1)/2^64, or None if floats cannot decide it.
 
     With h = 2^-53, the error of a weight is at most 5 h of itself (four roundings, one for its copies) or 2^-100 a
@@ -161,7 +167,7 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int, copies: np.ndarray |
     return index if is_below_next and is_above_previous else None
 
 
-def float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
+def float_weights(gaps: Int[np.ndarray, " items"], epsilon: Fraction) -> Float[np.ndarray, " items"]:
     """Return e^(-eps gap) with error at most 2^-51 relatively or 2^-100, from basic float operations only."""
     low, high = _float_powers(epsilon)
     shift = (len(low) - 1).bit_length()
@@ -184,7 +190,10 @@ def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_integers(
-    gaps: np.ndarray, epsilon: Fraction, uniform: Callable[[int], int], copies: np.ndarray | None = None
+    gaps: Int[np.ndarray, " items"],
+    epsilon: Fraction,
+    uniform: Callable[[int], int],
+    copies: Int[np.ndarray, " items"] | None = None,
 ) -> int:
     """Return the choice, doubling the number of bits of U until they decide, which happens with probability 1."""
     bits = 128
@@ -193,7 +202,13 @@ def _by_integers(
     return choice
 
 
-def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int, copies: np.ndarray | None = None) -> int | None:
+def _decide(
+    gaps: Int[np.ndarray, " items"],
+    epsilon: Fraction,
+    u: int,
+    bits: int,
+    copies: Int[np.ndarray, " items"] | None = None,
+) -> int | None:
     """Return the choice for every U in [u, u + 1)/2^bits, or None if it is not known to be the same for all."""
     sums = _sums(gaps, epsilon, bits + 64, copies)
     least_total, most_total = sums(len(gaps))
@@ -211,7 +226,7 @@ def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int, copies: np.n
 
 
 def _sums(
-    gaps: np.ndarray, epsilon: Fraction, bits: int, copies: np.ndarray | None = None
+    gaps: Int[np.ndarray, " items"], epsilon: Fraction, bits: int, copies: Int[np.ndarray, " items"] | None = None
 ) -> Callable[[int], Interval]:
     """Return bounds of 2^bits times the sum of the first weights, as a function of how many."""
     reach = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.

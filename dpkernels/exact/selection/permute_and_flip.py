@@ -28,6 +28,7 @@ from dpkernels.exact.selection.exponential import (
 )
 from dpkernels.numerics import RealArray
 from dpkernels.random import host
+from dpkernels.shapes import Bool, Int, UInt64
 
 # Streams of a release's key; 16 to 26 and 30 to 33 are those of other samplers.
 _FLIP_STREAM = 27  # The word of each candidate, which decides whether it is accepted.
@@ -35,7 +36,7 @@ _MEMBER_STREAM = 28  # The choice among all that are accepted.
 _FURTHER_STREAM = 29  # Further digits of a candidate's word.
 
 
-def permute_and_flip_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> np.ndarray:
+def permute_and_flip_top_k(scores: RealArray, epsilon: float, k: int, key: bytes) -> Int[np.ndarray, " {k}"]:
     """Return k different indices, each chosen by permute-and-flip among those that are left, as int64.
 
     The expected gap of a single choice is at most that of the exponential mechanism with the same epsilon, and down to
@@ -54,7 +55,7 @@ def permute_and_flip_top_k(scores: RealArray, epsilon: float, k: int, key: bytes
     return chosen_in_turn(scores, epsilon, k, choose)
 
 
-def _choose(gaps: np.ndarray, epsilon: Fraction, key: bytes) -> int:
+def _choose(gaps: Int[np.ndarray, " items"], epsilon: Fraction, key: bytes) -> int:
     words = np.empty(len(gaps), "<u8")
     host.fill(words, key, _FLIP_STREAM, 0)
     accepted, undecided = _by_floats(gaps, epsilon, words)
@@ -65,7 +66,9 @@ def _choose(gaps: np.ndarray, epsilon: Fraction, key: bytes) -> int:
     return int(members[uniform_below(len(members), uniform_number(key, 0, _MEMBER_STREAM))])
 
 
-def _by_floats(gaps: np.ndarray, epsilon: Fraction, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _by_floats(
+    gaps: Int[np.ndarray, " items"], epsilon: Fraction, words: UInt64[np.ndarray, " items"]
+) -> tuple[Bool[np.ndarray, " items"], Bool[np.ndarray, " items"]]:
     """Return which indices are accepted for every U in [w, w + 1)/2^64, and which ones floats cannot decide.
 
     The float of w/2^64 is off by at most 2^-53 of itself, U by 2^-64 more, and the probability by 2^-51 of itself or

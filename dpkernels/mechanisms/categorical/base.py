@@ -22,6 +22,7 @@ from dpkernels.jax_on_use import Array, Tracer, jax, jit, jnp
 from dpkernels.mechanisms.base import as_array, with_sample_shape
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
 from dpkernels.random.keys import typed_simulation_key
+from dpkernels.shapes import Float
 
 # Block response reports an integer of at most 64 bits. Subset selection has a smaller limit of its own.
 MAX_CATEGORIES = 1 << 40
@@ -137,7 +138,7 @@ class Categorical(abc.ABC):
         codes = jnp.broadcast_to(codes, jnp.broadcast_shapes(codes.shape, jnp.shape(self.epsilon)))
         return _drawn(self, key, with_sample_shape(codes, sample_shape))
 
-    def channel(self) -> tuple[np.ndarray, np.ndarray]:
+    def channel(self) -> tuple[np.ndarray, Float[np.ndarray, "categories outcomes"]]:
         """Return every possible report, and the (d, reports) matrix of their probabilities given a category.
 
         A ValueError says that there are too many, or that the mechanism is a batch.

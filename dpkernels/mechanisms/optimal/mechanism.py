@@ -20,6 +20,7 @@ from dpkernels.jax_on_use import Array, jnp, lax
 from dpkernels.mechanisms.base import Bounded, Sampler
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
+from dpkernels.shapes import Float, Int
 
 _GRID_TOLERANCE = 1e-6  # For reports of an exact sampler, as a fraction of the spacing.
 FILES: dict[bytes, Path] = {}  # The files that tables were read from, by the digests of their probabilities.
@@ -62,7 +63,7 @@ class Optimal(Bounded):
 
     leaf_axes: ClassVar[Mapping[str, int]] = {"probabilities": 2}
 
-    probabilities: RealArray
+    probabilities: Float[RealArray, "*batch rows outcomes"]
     places: tuple[int, ...]
     reach: Real
     spacing: Any
@@ -96,7 +97,7 @@ class Optimal(Bounded):
         return len(self.probabilities)
 
     @property
-    def outputs(self) -> RealArray:
+    def outputs(self) -> Float[RealArray, " outcomes"]:
         """Return y_j - middle."""
         return self.spacing * namespace(self.spacing).asarray(np.array(self.places, np.float64))
 
@@ -181,7 +182,7 @@ class Optimal(Bounded):
         return self.middle + xp.asarray(self.outputs)[column]
 
     @cached_property
-    def alias_columns(self) -> tuple[np.ndarray, np.ndarray]:
+    def alias_columns(self) -> tuple[Float[np.ndarray, "rows columns"], Int[np.ndarray, "rows columns"]]:
         """Return Walker's columns of every row: the probability of a column's own report, and its alias."""
         rows = map(_alias_columns, np.asarray(self.probabilities, np.float64).tolist())
         threshold, alias = zip(*rows, strict=True)
@@ -192,7 +193,7 @@ class Optimal(Bounded):
         return _Tabulated(self, *self.alias_columns) if is_single else self
 
     @property
-    def _second_moments(self) -> RealArray:
+    def _second_moments(self) -> Float[RealArray, "rows 1"]:
         """Return sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
         return (self.probabilities * self.outputs**2).sum(1)[:, None]
 
@@ -234,8 +235,8 @@ class _Tabulated:
     """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports."""
 
     mechanism: Optimal
-    threshold: RealArray  # The probability of every column's own report, of shape (n, m).
-    other: RealArray  # The index of the other report.
+    threshold: Float[RealArray, "rows outcomes"]  # The probability of every column's own report, of shape (n, m).
+    other: Int[RealArray, "rows outcomes"]  # The index of the other report.
 
     input_interval = property(attrgetter("mechanism.input_interval"))
     pdf = property(attrgetter("mechanism.pdf"))

@@ -30,6 +30,8 @@ from functools import cached_property
 
 import numpy as np
 
+from dpkernels.shapes import Float, Int
+
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 SLACKS = (1e-6, 1e-5, 1e-4)
 _ZERO_TOLERANCE = 1e-9  # A column whose probabilities are all below this is a solver's zero.
@@ -55,8 +57,12 @@ class ProgramError(RuntimeError):
 
 
 def least_variance(
-    epsilon: float, inputs: np.ndarray, outputs: np.ndarray, row_distance: int, weights: np.ndarray | None = None
-) -> np.ndarray:
+    epsilon: float,
+    inputs: Float[np.ndarray, " rows"],
+    outputs: Float[np.ndarray, " outcomes"],
+    row_distance: int,
+    weights: Float[np.ndarray, " rows"] | None = None,
+) -> Float[np.ndarray, "rows outcomes"]:
     """Return probabilities of outputs given inputs, of least worst-case variance or of least average variance.
 
     Inputs are equally spaced, outputs reach beyond them on both sides, and both are symmetric about 0. Ratios of rows
@@ -75,7 +81,7 @@ def least_variance(
     raise ProgramError(f"the solver's rows are off by {np.abs(change).max():.3g}; take fewer points or outputs")
 
 
-def _table(grids: Grids) -> np.ndarray:
+def _table(grids: Grids) -> Float[np.ndarray, "rows outcomes"]:
     """Return the sum of the program's profiles, and the least probability of every report that is used."""
     profiles, w, _, missing = _solve(grids, _MIN_GAIN)
     if missing > _ZERO_TOLERANCE:
@@ -86,7 +92,9 @@ def _table(grids: Grids) -> np.ndarray:
     return np.where(p.max(axis=0) > _ZERO_TOLERANCE, p + MIN_PROBABILITY, 0.0)
 
 
-def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+def _balance(
+    p: Float[np.ndarray, "rows outcomes"], inputs: Float[np.ndarray, " rows"], outputs: Float[np.ndarray, " outcomes"]
+) -> Float[np.ndarray, "rows outcomes"]:
     """Return the relative correction of every probability that gives every row the sum 1 and its input as the mean.
 
     It is (a_i + b_i z) k with z the report's distance from the input in standard deviations and k = 1/(1 + z^2).
@@ -216,10 +224,10 @@ class Grids:
     """
 
     ratio: float  # e^eps
-    inputs: np.ndarray  # x_i, equally spaced
-    outputs: np.ndarray  # y_j
+    inputs: Float[np.ndarray, " rows"]  # x_i, equally spaced
+    outputs: Float[np.ndarray, " outcomes"]  # y_j
     row_distance: int  # The largest distance of neighbouring rows.
-    weights: np.ndarray | None  # The rows' weights in the average variance; None for the worst case.
+    weights: Float[np.ndarray, " rows"] | None  # The rows' weights in the average variance; None for the worst case.
     symmetric: bool  # A profile stands for its mirror image (x -> -x, y -> -y) too, and lower rows are omitted.
 
     @property
@@ -243,18 +251,20 @@ class Grids:
         return np.append(x[0], (x[1:] + x[:-1]) / 2)
 
     @cached_property
-    def falls(self) -> np.ndarray:
+    def falls(self) -> Float[np.ndarray, " steps"]:
         """Return the amounts by which a profile falls at its first step, its second, and so on."""
         steps = min(
             -(-(self.rows - 1) // self.row_distance), math.ceil(_PROFILE_BITS * math.log(2) / math.log(self.ratio))
         )
         return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
 
-    def mirrored(self, profiles: np.ndarray) -> np.ndarray:
+    def mirrored(self, profiles: Int[np.ndarray, "profiles fields"]) -> Int[np.ndarray, "profiles fields"]:
         j, rights, lefts = self.split(profiles)
         return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - lefts, self.rows - 1 - rights])
 
-    def split(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def split(
+        self, profiles: Int[np.ndarray, "profiles fields"]
+    ) -> tuple[Int[np.ndarray, " profiles"], Int[np.ndarray, "profiles steps"], Int[np.ndarray, "profiles steps"]]:
         """Return the reports, the steps to the right and those to the left."""
         steps = len(self.falls)
         return profiles[:, 0], profiles[:, 1 : 1 + steps], profiles[:, 1 + steps :]
@@ -268,7 +278,12 @@ class Grids:
             profiles = np.where(entry > opposite, mirrored, profiles)
         return np.unique(profiles, axis=0)
 
-    def narrowest(self, j: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
+    def narrowest(
+        self,
+        j: Int[np.ndarray, " profiles"],
+        right: Int[np.ndarray, "profiles steps"],
+        left: Int[np.ndarray, "profiles steps"],
+    ) -> Int[np.ndarray, "profiles fields"]:
         """Return the profiles with the nearest allowed steps to the given ones; only those with r_1 >= l_1 are kept."""
         apart = self.row_distance * np.arange(len(self.falls))
         last = self.rows - 1
@@ -276,7 +291,9 @@ class Grids:
         left = np.minimum.accumulate(np.minimum(left, last) + apart, axis=1) - apart
         return np.column_stack([j, np.minimum(right, last), np.maximum(left, 0)])
 
-    def values(self, profiles: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def values(
+        self, profiles: Int[np.ndarray, "profiles fields"], rows: np.ndarray
+    ) -> Float[np.ndarray, "profiles rows"]:
         """Return the profiles at some rows, of shape (profiles, rows)."""
         _, right, left = self.split(profiles)
         sides = zip(right.T[:, :, None], left.T[:, :, None], strict=True)

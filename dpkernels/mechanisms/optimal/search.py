@@ -25,6 +25,7 @@ from dpkernels.cache_folder import folder
 from dpkernels.mechanisms.optimal.mechanism import FILES, Optimal, digest
 from dpkernels.mechanisms.optimal.program import MIN_PROBABILITY, SLACKS, ProgramError, least_variance
 from dpkernels.numerics import Real, namespace
+from dpkernels.shapes import Float
 from dpkernels.staging import staged
 
 FORMAT = 2  # Part of every file's name. Increase it whenever the program or the format changes.
@@ -367,7 +368,9 @@ def half_outputs(rows: InputGrid, outputs: int | None) -> int:
     return outputs // 2
 
 
-def expected_inputs(objective: object, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+def expected_inputs(
+    objective: object, lower: float, upper: float
+) -> tuple[Float[np.ndarray, " edges"], Float[np.ndarray, " edges-1"]]:
     """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses)."""
     histogram = objective if isinstance(objective, tuple) else (None, objective)
     if len(histogram) != 2:
@@ -382,7 +385,7 @@ def expected_inputs(objective: object, lower: float, upper: float) -> tuple[np.n
     return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
 
 
-def _vector(name: str, values: object) -> np.ndarray:
+def _vector(name: str, values: object) -> Float[np.ndarray, " entries"]:
     """Return the weights or the edges of an objective as floats."""
     array = np.asarray(values)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuf" or not np.all(np.isfinite(array)):
@@ -390,7 +393,9 @@ def _vector(name: str, values: object) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def row_weights(edges: np.ndarray, masses: np.ndarray, rows: InputGrid) -> np.ndarray:
+def row_weights(
+    edges: Float[np.ndarray, " edges"], masses: Float[np.ndarray, " edges-1"], rows: InputGrid
+) -> Float[np.ndarray, " rows"]:
     """Return the probability of each row, for inputs from the histogram (even within bins) and rounded to the rows."""
     step = 2 * rows.reach / (rows.points - 1)
     u = np.clip((edges[:, None] - rows.inputs) / step, -1, 1)
@@ -398,7 +403,7 @@ def row_weights(edges: np.ndarray, masses: np.ndarray, rows: InputGrid) -> np.nd
     return (masses / np.diff(edges)) @ np.diff(until, axis=0)
 
 
-def largest_ratio(probabilities: np.ndarray, row_distance: int) -> float:
+def largest_ratio(probabilities: Float[np.ndarray, "rows outcomes"], row_distance: int) -> float:
     """Return the largest ratio of a column's entries at most ``row_distance`` rows apart."""
     length = min(row_distance, len(probabilities) - 1) + 1
     runs = np.lib.stride_tricks.sliding_window_view(probabilities, length, axis=0)

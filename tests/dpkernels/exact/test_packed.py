@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpkernels.exact.packed import _distances, full_certificates, pack, unpack, with_references, without_references
+from dpkernels.exact.packed import (
+    _distances,
+    full_certificates,
+    pack,
+    pack_array,
+    unpack,
+    unpack_array,
+    with_references,
+    without_references,
+)
 
 RNG = np.random.default_rng(4)
 TOP = (1 << 64) - 1
@@ -39,6 +48,14 @@ def test_packed_integers_are_the_same_again(name: str) -> None:
     for order in range(4):  # whichever is chosen
         data = base64.b64encode(zlib.compress(_distances(values, order))).decode()
         assert unpack({"count": len(values), "mirrored": False, "order": order, "data": data}) == values
+
+
+@pytest.mark.parametrize("values", [list(range(-9, 40)), [0.1, -2.5, 1e300], []], ids=["int", "float", "none"])
+def test_packed_arrays_are_the_same_again(values: list[float]) -> None:
+    array = np.array(values)
+    unpacked = unpack_array(json.loads(json.dumps(pack_array(array))))
+    assert unpacked.dtype == array.dtype
+    assert unpacked.tolist() == values
 
 
 def _data(text: bytes) -> str:
