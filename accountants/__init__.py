@@ -16,9 +16,9 @@ from accountants.comparison import compare
 from accountants.dominating_pairs.densities import density_pair
 from accountants.dominating_pairs.discrete import discrete_pair, randomised_response
 from accountants.dominating_pairs.steepness import check_steepness
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
 from accountants.histograms import known_domain_top_k, unknown_domain_top_k
-from accountants.mechanism_guarantee import guarantee
 from accountants.profile import delta, epsilon
 from accountants.schemes.poisson import amplified_budget, budget_on_sample
 from accountants.shuffle import Shuffled, shuffled

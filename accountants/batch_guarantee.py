@@ -14,7 +14,7 @@ import numpy as np
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.brackets.monotone import split_monotone
 from accountants.composition.brackets.offsets import two_heaviest_atoms
-from accountants.composition.self_composed import ON_ALL_DATA, RepeatedReleases
+from accountants.composition.repeated import ON_ALL_DATA, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.base import DominatingPair, as_float64
 from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs, reject_sensitivity
@@ -297,7 +297,7 @@ def _gap_of_atoms(pairs: tuple[DominatingPair, ...]) -> float:
     """Return the distance of the two heaviest atoms of the losses of a pair; 0 if there are not two."""
     with np.errstate(all="ignore"):
         losses = RepeatedReleases(as_float64(pairs), 1).privacy_loss(as_float64(pairs)[0])
-    return two_heaviest_atoms(split_monotone(losses))[1]
+    return two_heaviest_atoms(split_monotone(losses)).gap
 
 
 def _change(levels: list[tuple[float, int]], ratios: np.ndarray, counts: np.ndarray) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from accountants.dominating_pairs.discrete import randomised_response
-from accountants.mechanism_guarantee import guarantee
+from accountants.from_mechanism import guarantee
 from dpkernels import checks
 from dpkernels.budgets.filters import EpsilonDelta, composed_claims
 from dpkernels.decimals import rational

@@ -33,22 +33,22 @@ import numpy as np
 from accountants.composition.adaptive import AdaptiveProfile, is_adaptive
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.brackets.monotone import UnknownSteepnessError
-from accountants.composition.direction import directions_of_numbers
 from accountants.composition.gaussian import GaussianReleases
-from accountants.composition.outside_jit import evaluate
-from accountants.composition.question import DeltaAt, EpsilonAt
+from accountants.composition.outside_jit import evaluate_outside_jit
+from accountants.composition.quantity import DeltaAt, EpsilonAt
 from accountants.composition.renyi import renyi_divergence
-from accountants.composition.self_composed import (
+from accountants.composition.repeated import (
     ALL_NEIGHBOURS,
     NEIGHBOURS,
     ON_ALL_DATA,
     ConvergenceError,
     LossTuple,
     RepeatedReleases,
-    check_neighbouring,
+    check_adjacency,
     check_releases,
     infinity_mass,
 )
+from accountants.composition.tilted_direction import directions_of_numbers
 from accountants.composition.trade_off import CurvePoint
 from accountants.dominating_pairs.base import DominatingPair, as_float64, check_masses
 from accountants.dominating_pairs.replaced import check_replaceable
@@ -139,7 +139,7 @@ class ComposableGuarantee(Risks):
             ValueError: one guarantee is for added and removed records, another one for replaced records.
         """
         terms = sum((guarantee.terms for guarantee in others), self.terms)
-        check_neighbouring(terms)
+        check_adjacency(terms)
         return Guarantee(terms)
 
 
@@ -205,7 +205,7 @@ class Guarantee(ComposableGuarantee):
         if adjacency == "replace":
             for term in self.terms:
                 check_replaceable(term.pairs)
-        sampled = (dataclasses.replace(term, sampling_rate=rate, neighbours=adjacency) for term in self.terms)
+        sampled = (dataclasses.replace(term, sampling_rate=rate, adjacency=adjacency) for term in self.terms)
         return Guarantee(tuple(sampled))
 
     def sample_fixed(self, batch: Real, examples: Real) -> Guarantee:
@@ -308,7 +308,7 @@ class Guarantee(ComposableGuarantee):
             return self
         terms = []
         for term in self.terms:
-            if term.neighbouring == "replace" or (term.neighbouring and term.sampling_rate is None):
+            if term.record_adjacency == "replace" or (term.record_adjacency and term.sampling_rate is None):
                 raise ValueError(
                     f"records: {records}; groups are known for reports on all the data and on Poisson samples with "
                     "records added or removed"
@@ -322,7 +322,7 @@ class Guarantee(ComposableGuarantee):
         return Guarantee(tuple(terms))
 
     def _check_on_all_data(self, name: str) -> None:
-        if any(term.neighbouring for term in self.terms):
+        if any(term.record_adjacency for term in self.terms):
             raise ValueError(f"{name}: these reports are on samples already")
 
     def _check_single_report(self, name: str) -> None:
@@ -365,7 +365,7 @@ class Guarantee(ComposableGuarantee):
     @property
     def neighbouring(self) -> str:
         """Describe which inputs are neighbours."""
-        sampled = {term.neighbouring for term in self.terms if term.neighbouring}
+        sampled = {term.record_adjacency for term in self.terms if term.record_adjacency}
         return ALL_NEIGHBOURS[sampled.pop()] if sampled else ON_ALL_DATA
 
     def delta(self, epsilon: Real) -> Any:
@@ -422,7 +422,7 @@ class Guarantee(ComposableGuarantee):
             ValueError: epsilon is negative, or JAX traces numbers of 32 bits, which lose the tails of sums.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return evaluate(self, DeltaAt, epsilon)
+        return evaluate_outside_jit(self, DeltaAt, epsilon)
 
     @partial(in_64_bits, computes_on_host=True)
     def estimate_epsilon(self, delta: Real) -> Any:
@@ -436,7 +436,7 @@ class Guarantee(ComposableGuarantee):
             ConvergenceError: floating point does not resolve epsilon, as for deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        eps = evaluate(self, EpsilonAt, delta)
+        eps = evaluate_outside_jit(self, EpsilonAt, delta)
         if namespace(eps) is np and np.isinf(eps).any() and np.any(np.isinf(eps) & (self.infinity_mass < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return eps
@@ -449,7 +449,7 @@ class Guarantee(ComposableGuarantee):
 
     def _curve_point(self, alpha: float) -> CurvePoint:
         with advising("ask for estimate_trade_off, which may be above the truth"):
-            return self._bounds.errors(alpha)
+            return self._bounds.curve_point(alpha)
 
     def _gaussian_mu(self) -> float:
         gaussian = GaussianReleases.from_guarantee(self)

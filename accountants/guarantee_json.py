@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair, HalvedPair
 from accountants.dominating_pairs.base import Mixed
 from accountants.dominating_pairs.discrete import Atoms, RowPair
@@ -41,7 +41,6 @@ _CLASSES: tuple[type, ...] = (
 _CLASS_NAMES: dict[type, str] = {RepeatedReleases: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {
     "sampling_rate": "rate",
-    "neighbours": "adjacency",
     "within_sensitivity": "near",
     "added": "one",
     "substituted": "other",

@@ -185,7 +185,7 @@ class PrivacyLossDistribution:
         p, q = _exchanged(sign, self.p, self.q)
         return PrivacyLossDistribution(p, q, sign * self.loss, self.width, pieces, self.unseen)
 
-    def of_its_direction(self) -> PrivacyLossDistribution:
+    def for_one_direction(self) -> PrivacyLossDistribution:
         """Return the losses alone; a subclass may know others for the mirrored pair."""
         return self
 

@@ -32,7 +32,7 @@ import jax
 import numpy as np
 
 from accountants.composition.gaussian import GaussianProfile
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.repeated import ConvergenceError
 from accountants.composition.trade_off import CurvePoint, tangent_epsilon
 from accountants.precision import in_64_bits
 from dpkernels import checks

@@ -27,10 +27,10 @@ from scipy.optimize import brentq
 import dpkernels as dpk
 from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from benchmarks.shown import machine, make_parser, markdown
 from dpkernels.distributions.gaussian import Gaussian
 

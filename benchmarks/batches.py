@@ -20,7 +20,7 @@ import numpy as np
 import accountants
 import dpkernels as dpk
 from accountants import tune
-from accountants.mechanism_guarantee import guarantee
+from accountants.from_mechanism import guarantee
 
 
 def seconds(work: Callable[[], Any], times: int = 7) -> float:

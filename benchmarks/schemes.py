@@ -19,8 +19,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import dpkernels as dpk
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from benchmarks.shown import machine, make_parser, markdown
 
 DELTA = 1e-6

@@ -23,9 +23,9 @@ import numpy as np
 from accountants.calibrate.risk_limit import RiskLimit, parse_target, risk_parameter
 from accountants.calibrate.scale import check_target, rescaled
 from accountants.composition.brackets.dispatch import RigorousBounds
-from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
+from accountants.composition.repeated import ConvergenceError, RepeatedReleases
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.profile import epsilon as realised_epsilon
 from dpkernels import checks

@@ -14,7 +14,7 @@ from functools import cache
 import jax
 import numpy as np
 
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.repeated import ConvergenceError
 from accountants.guarantee import Guarantee
 from accountants.risk import Risks
 from dpkernels import checks

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accountants.calibrate.composed import composed_scale
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accountants.composition.interpolation import profile_on_grid
-from accountants.composition.self_composed import GuaranteeLike, check_one_mechanism
+from accountants.composition.repeated import GuaranteeLike, check_one_mechanism
 from accountants.dominating_pairs.base import DominatingPair, cap, upper
 from dpkernels import checks
 from dpkernels.numerics import MAX_EXPONENT
@@ -48,7 +48,7 @@ class _Losses:
 
 
 @dataclass(frozen=True)
-class AdaptiveBounds:
+class AdaptiveDirectionBounds:
     """Bounds of delta at the eps i h, i = 0, 1, ..., of which both are convex in e^eps."""
 
     step: float
@@ -107,7 +107,7 @@ class AdaptiveProfile:
         self.directions = [
             [pair.mirror() if mirror else pair for pair in pairs] for mirror in guarantee.neighbour_directions
         ]
-        self._known: dict[tuple[float, float, int], AdaptiveBounds | None] = {}
+        self._known: dict[tuple[float, float, int], AdaptiveDirectionBounds | None] = {}
 
     def bracket(self, quantity: str, argument: float) -> tuple[float, float] | None:
         """Return bounds of delta at eps or of eps at delta, on finer and finer grids; None if it takes too long."""
@@ -123,7 +123,7 @@ class AdaptiveProfile:
             step, likely = step / 2, likely if quantity == "epsilon" else best[1]
         return best
 
-    def _bounds(self, step: float, epsilon: float, likely: float) -> AdaptiveBounds | None:
+    def _bounds(self, step: float, epsilon: float, likely: float) -> AdaptiveDirectionBounds | None:
         """Return bounds on a grid, which are kept, up to a power of 2 above eps, for deltas down to a power of 1e-3."""
         farthest = 2.0 ** np.ceil(np.log2(max(epsilon, 1.0)))
         key = step, float(farthest), int(np.floor(np.log10(max(likely, _MIN_DELTA)) / 3))
@@ -135,16 +135,16 @@ class AdaptiveProfile:
         return self._known[key]
 
 
-def _larger(bounds: list[AdaptiveBounds]) -> AdaptiveBounds:
+def _larger(bounds: list[AdaptiveDirectionBounds]) -> AdaptiveDirectionBounds:
     size = min(len(entry.low) for entry in bounds)
     low, high = (np.max([getattr(entry, side)[:size] for entry in bounds], axis=0) for side in ("low", "high"))
-    return AdaptiveBounds(bounds[0].step, low, high)
+    return AdaptiveDirectionBounds(bounds[0].step, low, high)
 
 
 @proven("directions#proof")
 def _direction_bounds(
     pairs: list[DominatingPair], count: int, step: float, epsilon: float, negligible: float
-) -> AdaptiveBounds | None:
+) -> AdaptiveDirectionBounds | None:
     sides = [(_profile(pair, 1), _profile(pair, -1)) for pair in pairs]
     reach = max(_reach(upper_profile, negligible) for upper_profile, _ in sides)
     K = int(np.ceil(reach / step)) + 1
@@ -171,7 +171,7 @@ def _direction_bounds(
         low = np.max([losses.infinite + np.convolve(wide_low, losses.mass, "valid") for _, losses in masses], axis=0)
         limit = max(losses.infinite + limit * float(losses.mass.sum()) for _, losses in masses) * (1 - slack)
         high, low = np.minimum(high * (1 + slack), 1.0), low * (1 - slack)
-    return AdaptiveBounds(step, low[M:], high[M:])
+    return AdaptiveDirectionBounds(step, low[M:], high[M:])
 
 
 def _profile(pair: DominatingPair, side: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.self_composed import LossTuple, RepeatedLoss
+from accountants.composition.repeated import LossTuple, RepeatedLoss
 from dpkernels.numerics import Boolean, Real, RealArray, choose, namespace
 from dpkernels.pytrees import PyTree
 from dpkernels.solve import while_loop
@@ -36,27 +36,27 @@ class ComposedProfile(abc.ABC):
     def empty(self) -> PyTree:
         """Return an evaluation of zeros: the shape of what ``evaluate`` returns last."""
 
-    def is_resolved(self, epsilon: Real, value: Real, slope: Real, noise: Real) -> Boolean:
+    def is_resolved(self, epsilon: Real, value: Real, slope: Real, rounding_rtol: Real) -> Boolean:
         """Return whether floating point resolves the eps at which log delta has a value; see ``solve``."""
         return epsilon > -np.inf
 
     def solve(
-        self, log_delta: Any, start: Real, floor: Real, noise: Real, precision: float
+        self, log_delta: Any, start: Real, floor: Real, rounding_rtol: Real, precision: float
     ) -> tuple[Real, Real, Real, Boolean, PyTree]:
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
         The iteration is Newton's, from ``start``. A step that leaves the known bracket of the root, and later every
-        other step, goes to the middle of the bracket, or twice as far if there is no upper end yet. ``noise`` is the
-        relative error of delta; ``precision`` is ``FOR_VALUES`` or ``FOR_DERIVATIVES``. The result is (eps, value and
-        slope of log delta next to it, whether eps or the value is accurate to rounding, and the evaluation).
+        other step, goes to the middle of the bracket, or twice as far if there is no upper end yet. ``rounding_rtol``
+        is the relative error of delta; ``precision`` is ``FOR_VALUES`` or ``FOR_DERIVATIVES``. The result is (eps,
+        value and slope of log delta next to it, whether eps or the value is accurate to rounding, the evaluation).
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps
-        tolerance = unit**precision + noise
+        tolerance = unit**precision + rounding_rtol
 
         def is_near_root(eps: Real, value: Real, slope: RealArray) -> Boolean:
-            rounding = 2 * unit * xp.maximum(-slope, 0.0) * eps
-            return xp.isfinite(value) & (xp.abs(value - log_delta) <= tolerance + rounding)
+            rounding_error = 2 * unit * xp.maximum(-slope, 0.0) * eps
+            return xp.isfinite(value) & (xp.abs(value - log_delta) <= tolerance + rounding_error)
 
         def newton_step(eps: Real, value: Real, slope: RealArray) -> Real:
             return xp.maximum(eps - (value - log_delta) / choose(slope < 0, slope, -1.0), floor)
@@ -98,7 +98,7 @@ class Composer(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def applies(cls, direction: Any) -> Boolean:
-        """Return whether the method applies to a ``direction.Direction``; this may be a traced boolean."""
+        """Return whether the method applies to a ``tilted_direction.Direction``; this may be a traced boolean."""
 
     @classmethod
     @abc.abstractmethod
@@ -122,6 +122,6 @@ class Composer(abc.ABC):
         """Return an estimate of the eps at which log delta has a value."""
         return 0.0 * log_delta
 
-    def rounding(self, losses: tuple[RepeatedLoss, ...], number: RealArray) -> Real:
+    def rounding_rtol(self, losses: tuple[RepeatedLoss, ...], number: RealArray) -> Real:
         """Return the approximate relative error of delta in the type of a number."""
         return sum(term.count for term in losses) * namespace(number).finfo(number.dtype).eps

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.self_composed import GuaranteeLike
+from accountants.composition.repeated import GuaranteeLike
 from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around
 from accountants.dominating_pairs.base import DominatingPair, cap, lower_profile, profile
 from accountants.profile import inverse_profile
@@ -42,7 +42,7 @@ class Bounds(abc.ABC):
         """Return bounds of the least eps at delta in (0, 1)."""
 
     @abc.abstractmethod
-    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+    def curve_point(self, alpha: float, largest_loss: float) -> CurvePoint:
         """Return bounds of the trade-off curve at alpha in (0, 1)."""
 
     def upper_delta(self, epsilon: float) -> float:
@@ -72,7 +72,7 @@ class ClosedForm(Bounds):
     def tangent_points(self, alpha: float, is_flat: bool, largest_loss: float) -> np.ndarray:
         """Return points around the eps of the highest line at alpha; see ``trade_off.curve_point``."""
 
-    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+    def curve_point(self, alpha: float, largest_loss: float) -> CurvePoint:
         return curve_point(
             self.delta, lambda alpha, is_flat: self.tangent_points(alpha, is_flat, largest_loss), alpha, largest_loss
         )
@@ -85,12 +85,12 @@ class ClosedForm(Bounds):
 
     def epsilon(self, delta: float) -> Interval:
         estimate = self.estimate(delta)
-        return self._outward(estimate, delta, -1), self._outward(estimate, delta, 1)
+        return self._certified_epsilon(estimate, delta, -1), self._certified_epsilon(estimate, delta, 1)
 
     def upper_epsilon(self, delta: float) -> float:
-        return self._outward(self.estimate(delta), delta, 1)
+        return self._certified_epsilon(self.estimate(delta), delta, 1)
 
-    def _outward(self, estimate: float, delta: float, side: int) -> float:
+    def _certified_epsilon(self, estimate: float, delta: float, side: int) -> float:
         """Return the first eps, from the estimate on, that the bound of this side proves to suffice, or to be small."""
         if not math.isfinite(estimate):
             return math.inf if side > 0 else MAX_EPSILON if self.bound(MAX_EPSILON, -1) > delta else 0.0
@@ -115,8 +115,8 @@ class OneRelease(ClosedForm):
         (first, *others) = guarantee.numeric.terms
         if others or first.count != 1 or any(pair.has_estimated_masses for pair in first.pairs):
             return None
-        is_narrow = first.is_gaussian and abs(float(first.mu)) > _LARGE_MU
-        return None if is_narrow else cls(first.release_pairs())
+        is_large_mu = first.is_gaussian and abs(float(first.mu)) > _LARGE_MU
+        return None if is_large_mu else cls(first.release_pairs())
 
     def bound(self, epsilon: float, side: int) -> float:
         eps = np.float64(epsilon)

@@ -19,27 +19,27 @@ import numpy as np
 from jax import Array
 
 from accountants.composition.base import FOR_DERIVATIVES, FOR_VALUES, Composer
-from accountants.composition.direction import PANELS, Direction, may_sample_densities, pad_losses
 from accountants.composition.fft import LossesOnGrid
 from accountants.composition.gaussian import GaussianNoise
 from accountants.composition.infinite import InfiniteLosses
-from accountants.composition.moving import (
+from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcomes
+from accountants.composition.quantity import EpsilonAt, Quantity
+from accountants.composition.repeated import GuaranteeLike, LossTuple, RepeatedLoss, check_one_mechanism
+from accountants.composition.sampled_densities import SampledDensities
+from accountants.composition.tangents import (
     MAX_FORWARD,
     derivatives_forwards,
     join_moving,
     leaves_that_move,
     split_moving,
 )
-from accountants.composition.outcomes import enumerate_outcomes, evaluate_outcomes
-from accountants.composition.question import EpsilonAt, Question
-from accountants.composition.sampled_densities import SampledDensities
-from accountants.composition.self_composed import GuaranteeLike, LossTuple, RepeatedLoss, check_one_mechanism
 from accountants.composition.three_point import (
     ThreePointLosses,
     are_counts_enumerable,
     are_three_points,
     may_be_three_points,
 )
+from accountants.composition.tilted_direction import PANELS, Direction, may_sample_densities, pad_losses
 from dpkernels import checks
 from dpkernels.numerics import Boolean, Real, RealArray, float_if_scalar, floating, namespace
 from dpkernels.programs import vmap_in_batches
@@ -53,8 +53,8 @@ NO_SECOND_DERIVATIVES = (
 _VMAP_BATCH = 8  # The most values that are evaluated together under vmap on a CPU.
 
 
-def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real) -> Real:
-    """Return the largest answer over the neighbour directions.
+def evaluate_traceable(guarantee: GuaranteeLike, quantity: type[Quantity], argument: Real) -> Real:
+    """Return the quantity at an argument: the largest value over the neighbour directions.
 
     The argument may have any shape. Plain numbers give a float or a NumPy array, JAX numbers a differentiable JAX one.
 
@@ -101,7 +101,7 @@ def select_composer(direction: Direction) -> Composer:
 def answer_direction(direction: Direction, composer: Composer | None = None) -> Real:
     """Return the answer of one neighbour direction, by the first method that applies to plain numbers by default."""
     composer = composer or select_composer(direction)
-    return direction.question.read(composer, *composer.compose(direction), direction.losses, FOR_VALUES)[0]
+    return direction.quantity.read(composer, *composer.compose(direction), direction.losses, FOR_VALUES)[0]
 
 
 def rough_epsilon(guarantee: GuaranteeLike, delta: float) -> float:
@@ -118,9 +118,9 @@ def rough_epsilon(guarantee: GuaranteeLike, delta: float) -> float:
 
 
 class _Traced(NamedTuple):
-    """A question about JAX numbers, and what is known about them while JAX traces."""
+    """The quantity that is computed of JAX numbers, and what is known of these numbers while JAX traces them."""
 
-    quantity: type[Question]
+    quantity: type[Quantity]
     may_sample: bool = False
     is_enumerable: bool = False  # Whether the counts of any three losses are few enough to be enumerated.
     are_whole: bool = False  # Whether all counts of releases are integers.
@@ -143,7 +143,7 @@ def _evaluate_traced(guarantee: GuaranteeLike, traced: _Traced, argument: RealAr
 
 
 @partial(jax.jit, static_argnames=("quantity",))
-def _evaluate_traced_count(guarantee: GuaranteeLike, quantity: type[Question], argument: jax.Array) -> Real:
+def _evaluate_traced_count(guarantee: GuaranteeLike, quantity: type[Quantity], argument: jax.Array) -> Real:
     """Return the value for a traced count, which may be 1: then that of the exact profile of one release."""
     (term,) = guarantee.terms
 
@@ -185,16 +185,18 @@ def _(traced: _Traced, primals: PyTree, tangents: PyTree) -> tuple[Real, Real]:
     counts_move = any(term.count for term in jax.tree.unflatten(structure, moving).terms)
     if forwards := sum(leaf.size for leaf in tangent) <= MAX_FORWARD:
         losses, loss_tangents = derivatives_forwards(moved_losses, moved)
-        loss_tangents = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), _decisive(loss_tangents, counts_move))
+        loss_tangents = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), _differentiated(loss_tangents, counts_move))
     else:
-        _, pull, losses = jax.vjp(lambda moved: (_decisive(losses := moved_losses(moved)), losses), moved, has_aux=True)
+        _, pull, losses = jax.vjp(
+            lambda moved: (_differentiated(losses := moved_losses(moved)), losses), moved, has_aux=True
+        )
         loss_tangents = None
 
     def value_and_slopes(number: Array) -> tuple[Real, RealArray, RealArray]:
         direction, (value, by_moved, by_epsilon) = _largest_with_slopes(traced, losses, loss_tangents, number)
         if not forwards:
             by_losses = jax.tree.map(
-                lambda zeros, by: jnp.zeros_like(zeros).at[direction].set(by), _decisive(losses), by_moved
+                lambda zeros, by: jnp.zeros_like(zeros).at[direction].set(by), _differentiated(losses), by_moved
             )
             by_moved = jnp.concatenate([jnp.ravel(by) for by in pull(by_losses)[0]])
         factor, by_argument = traced.quantity.chain(by_epsilon)
@@ -220,8 +222,8 @@ def _map_arguments(function: Callable[[Array], PyTree], arguments: Array, losses
     return jax.tree.map(lambda leaf: leaf.reshape(*arguments.shape, *leaf.shape[1:]), results)
 
 
-def _decisive(losses: LossTuple, counts_move: bool = True) -> LossTuple:
-    """Return the losses without what changes no value, or does not move, so that no derivatives in it are computed."""
+def _differentiated(losses: LossTuple, counts_move: bool = True) -> LossTuple:
+    """Return the losses with None for numbers that change no value, or do not move: they need no derivatives."""
     absent: Any = None  # JAX takes it for no number.
 
     def decisive(term: RepeatedLoss) -> RepeatedLoss:
@@ -248,9 +250,10 @@ class _Answer(NamedTuple):
 
 
 class _Computation(NamedTuple):
-    """A number, or a number and its derivatives, of one neighbour direction.
+    """A function that computes a value, or a value and its derivatives, of one neighbour direction.
 
-    Derivatives are those along given changes of the losses, on a first axis, or, without these, those in the losses.
+    Given changes of the losses, along a first axis, derivatives are those along each change. Otherwise they are those
+    in every loss.
     """
 
     compute: Callable[[Composer, Direction, LossTuple | None], _Answer]
@@ -265,7 +268,7 @@ class _Computation(NamedTuple):
             return self.answer(direction, tangents, tuple(later))
         if applies is True:
             return self.compute(method.for_direction(direction), direction, tangents)
-        zero = self.zero_answer(direction.losses, tangents, direction.question.argument)
+        zero = self.zero_answer(direction.losses, tangents, direction.quantity.argument)
         answer = _compute_if(~applies, lambda: self.answer(direction, tangents, tuple(later)), zero)
         return _compute_if(applies, lambda: self.compute(method.for_direction(direction), direction, tangents), answer)
 
@@ -275,19 +278,19 @@ def _value(composer: Composer, direction: Direction, _: object) -> _Answer:
 
 
 def _value_and_slopes(composer: Composer, direction: Direction, loss_tangents: LossTuple | None) -> _Answer:
-    question, losses = direction.question, direction.losses
+    quantity, losses = direction.quantity, direction.losses
     (prepared, infinite), pull = jax.vjp(composer.prepare, losses)
     composed = composer.profile(prepared, direction)
-    value, evaluation = question.read(composer, composed, infinite, losses, FOR_DERIVATIVES)
+    value, evaluation = quantity.read(composer, composed, infinite, losses, FOR_DERIVATIVES)
 
     def slopes() -> tuple[PyTree, Real]:
         by_prepared, by_epsilon = composed.gradient(evaluation)
         (by_losses,) = pull((by_prepared, jnp.ones_like(infinite)))
         counts_move = loss_tangents is None or loss_tangents[0].count is not None
-        return _directional_derivatives(_decisive(by_losses, counts_move), loss_tangents), by_epsilon
+        return _directional_derivatives(_differentiated(by_losses, counts_move), loss_tangents), by_epsilon
 
-    zero = _zero_and_slopes(losses, loss_tangents, question.argument)
-    return _Answer(value, *_compute_if(~(value <= question.best), slopes, zero[1:]))
+    zero = _zero_and_slopes(losses, loss_tangents, quantity.argument)
+    return _Answer(value, *_compute_if(~(value <= quantity.best), slopes, zero[1:]))
 
 
 def _directional_derivatives(by_losses: LossTuple, tangents: LossTuple | None) -> PyTree:
@@ -305,7 +308,7 @@ def _zero(_: LossTuple, __: object, argument: RealArray) -> _Answer:
 def _zero_and_slopes(losses: LossTuple, loss_tangents: LossTuple | None, argument: RealArray) -> _Answer:
     numbers = jax.tree.leaves(loss_tangents)
     by_moved = (
-        jnp.zeros(len(numbers[0]), argument.dtype) if numbers else jax.tree.map(jnp.zeros_like, _decisive(losses))
+        jnp.zeros(len(numbers[0]), argument.dtype) if numbers else jax.tree.map(jnp.zeros_like, _differentiated(losses))
     )
     return _Answer(0.0 * argument, by_moved, 0.0 * argument)
 

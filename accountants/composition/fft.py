@@ -23,7 +23,6 @@ import jax
 import numpy as np
 
 from accountants.composition.base import ComposedProfile
-from accountants.composition.direction import MAX_SAMPLED_RELEASES, Direction, TiltedComposer, tilt_losses
 from accountants.composition.interpolation import (
     COEFFICIENTS,
     POINTS,
@@ -34,7 +33,8 @@ from accountants.composition.interpolation import (
     step_on_atoms,
     taylor_shift,
 )
-from accountants.composition.self_composed import LossTuple, TiltedLoss, integer_power, least_step, traced_integer_power
+from accountants.composition.repeated import LossTuple, TiltedLoss, integer_power, least_step, traced_integer_power
+from accountants.composition.tilted_direction import MAX_SAMPLED_RELEASES, Direction, TiltedComposer, tilt_losses
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Boolean, Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.pytrees import PyTree, pytree
@@ -96,10 +96,10 @@ class ComposedPLD(ComposedProfile):
     spectrum: list[Any]  # The transforms of all masses, and of the sums of lumped ones if there may be some.
     losses: tuple[_LossOnGrid, ...]  # The losses that are composed.
     # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0; JAX arrays have as many zeros before them.
-    weights: Float[RealArray, "2 distances"]
-    kinks: Float[
+    tail_weights: Float[RealArray, "2 distances"]
+    kink_coefficients: Float[
         RealArray, "powers 6"
-    ]  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_kinks``.
+    ]  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_euler_maclaurin_weights``.
 
     def empty(self) -> _Evaluation:
         xp = namespace(self.g)
@@ -122,11 +122,11 @@ class ComposedPLD(ComposedProfile):
         """Return the sums of weighted masses above eps as if eps were a grid point; ``_at_distance`` corrects them."""
         if namespace(self.g) is np:
             g = self.g[index + 1 :]
-            return [(g * row[: len(g)]).sum() for row in self.weights]
+            return [(g * row[: len(g)]).sum() for row in self.tail_weights]
         return (self.g * self._weights_above(index)).sum(-1)
 
     def _weights_above(self, index: Int[RealArray, ""]) -> Float[RealArray, "2 points"]:
-        weights = self.weights
+        weights = self.tail_weights
         return _slice(weights if weights.shape[-1] > SIZE else _padded(weights), SIZE - 1 - index, SIZE)
 
     def _at_distance(self, index: Int[RealArray, ""], position: Real, weights: Any) -> Float[RealArray, " 2 *points"]:
@@ -146,18 +146,18 @@ class ComposedPLD(ComposedProfile):
         xp = namespace(self.g, s)
         # Each row, and its derivative in s, by one product.
         powers = xp.stack([xp.power(1 - s, _POWERS), -_POWERS * xp.power(1 - s, np.maximum(_POWERS - 1, 0))])
-        taylors = (powers[..., None] * self.kinks).sum(1)
+        taylors = (powers[..., None] * self.kink_coefficients).sum(1)
         shift, shift_slope = taylor_shift(s)
         changes = xp.stack([0 * taylors[0], taylors[0]])[..., None] * shift_slope
         kinks, slopes = (taylors[..., None] * shift + changes).sum(1)
         rows = xp.stack([kinks, self.tilt * kinks - slopes / self.step])
         return (rows[..., None] * cast_like(COEFFICIENTS, self.g)).sum(1)
 
-    def is_resolved(self, epsilon: Real, value: Real, slope: Real, noise: Real) -> Boolean:
+    def is_resolved(self, epsilon: Real, value: Real, slope: Real, rounding_rtol: Real) -> Boolean:
         """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
         xp = namespace(value)
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
-        return noise < _MAX_EPSILON_ERROR * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
+        return rounding_rtol < _MAX_EPSILON_ERROR * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
 
     def gradient(self, evaluation: _Evaluation) -> tuple[LossTuple, Real]:
         """Return the derivatives of delta, a homogeneous polynomial of the masses, as one correlation.
@@ -239,7 +239,7 @@ def _bernoulli_polynomials() -> Float[np.ndarray, "orders powers"]:
 _BERNOULLI = _bernoulli_polynomials()[2:] / _POWERS[2:, None]  # B_n(t)/n for n from 2.
 
 
-def _kinks(c: Float[RealArray, ""], step: Real) -> Float[RealArray, "powers 6"]:
+def _euler_maclaurin_weights(c: Float[RealArray, ""], step: Real) -> Float[RealArray, "powers 6"]:
     """Return the weights of Taylor coefficients in the correction of smooth masses at the kink, by powers of t.
 
     The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
@@ -253,7 +253,7 @@ def _kinks(c: Float[RealArray, ""], step: Real) -> Float[RealArray, "powers 6"]:
 
 
 def _weights(c: Float[RealArray, ""], step: Real) -> Float[RealArray, "2 distances"]:
-    """Return ``ComposedPLD.weights``, from products of short tables."""
+    """Return ``ComposedPLD.tail_weights``, from products of short tables."""
     xp = namespace(c)
     size = 1 << (SIZE.bit_length() // 2)
     rows, columns = np.arange(0, SIZE, size), np.arange(size)
@@ -306,7 +306,7 @@ class Grid(NamedTuple):
 
     step: Float[RealArray, ""]
     offsets: list[Real]
-    low: np.ndarray
+    window_start: np.ndarray
 
 
 def compose(tilted: Sequence[TiltedLoss], c: Float[RealArray, ""], grid: Grid) -> ComposedPLD:
@@ -326,13 +326,15 @@ def compose(tilted: Sequence[TiltedLoss], c: Float[RealArray, ""], grid: Grid) -
             interpolation = interpolate_on_grid(term.losses, loss.mass, offset, step, SIZE, _count_of_atoms(term.count))
             spectrum = tuple(map(xp.fft.rfft, interpolation.masses(SIZE)))
         terms.append(_LossOnGrid(loss, interpolation, spectrum, offset))
-    first = xp.floor((grid.low - start) / step)
+    first = xp.floor((grid.window_start - start) / step)
     # Sums are lumped if all of their parts are.
     spectra = [math.prod(rows) for rows in zip(*(on_grid.powers() for on_grid in terms), strict=False)]
     g, *lumped = (xp.roll(xp.fft.irfft(row, SIZE), -first.astype(int)) for row in spectra)
     smooth, weights = (g - lumped[0] if lumped else g), _weights(c, step)
     start = start + first * step
-    return ComposedPLD(start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _kinks(c, step))
+    return ComposedPLD(
+        start, step, g, smooth, c, log_scale, first, spectra, tuple(terms), weights, _euler_maclaurin_weights(c, step)
+    )
 
 
 def choose_grid(tilted: Sequence[TiltedLoss], c: Float[RealArray, ""], coarse: LossTuple) -> Grid:

@@ -20,8 +20,8 @@ import numpy as np
 
 from accountants.composition.base import FOR_VALUES, ComposedProfile, Composer
 from accountants.composition.closed_form import ClosedForm
-from accountants.composition.direction import Direction
-from accountants.composition.self_composed import GuaranteeLike, LossTuple
+from accountants.composition.repeated import GuaranteeLike, LossTuple
+from accountants.composition.tilted_direction import Direction
 from accountants.composition.trade_off import points_around
 from dpkernels.numerics import (
     UNIT_ROUNDOFF,
@@ -134,7 +134,7 @@ class GaussianNoise(Composer):
     def initial_guess(self, composed: Any, log_delta: Real) -> Real:
         return composed.guess(log_delta)
 
-    def rounding(self, losses: LossTuple, number: Real) -> Real:
+    def rounding_rtol(self, losses: LossTuple, number: Real) -> Real:
         return 0.0 * number
 
 

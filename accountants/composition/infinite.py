@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from accountants.composition.base import ComposedProfile, Composer
-from accountants.composition.direction import Direction, capped_losses
-from accountants.composition.self_composed import LossTuple
+from accountants.composition.repeated import LossTuple
+from accountants.composition.tilted_direction import Direction, capped_losses
 from dpkernels.numerics import Boolean, Real, namespace
 from dpkernels.pytrees import PyTree, pytree
 
@@ -40,14 +40,14 @@ class InfiniteLosses(Composer):
 
     @classmethod
     def applies(cls, direction: Direction) -> Boolean:
-        if namespace(direction.question.argument) is not np:
+        if namespace(direction.quantity.argument) is not np:
             return False
         largest_sum = sum(term.count * term.largest_loss(1) for term in direction.losses)
-        return largest_sum <= direction.question.least_epsilon
+        return largest_sum <= direction.quantity.least_epsilon
 
     @classmethod
     def for_direction(cls, direction: Direction) -> InfiniteLosses:
-        return cls(direction.question.least_epsilon)
+        return cls(direction.quantity.least_epsilon)
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         return capped_losses(losses, self.bound)

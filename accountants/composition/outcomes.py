@@ -13,7 +13,7 @@ import numpy as np
 
 from accountants.closed_forms.pure import log_ways
 from accountants.composition.closed_form import ClosedForm
-from accountants.composition.self_composed import GuaranteeLike, RepeatedReleases
+from accountants.composition.repeated import GuaranteeLike, RepeatedReleases
 from accountants.composition.trade_off import points_around, tangent_epsilon
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.discrete import Atoms
@@ -145,7 +145,7 @@ def _tables(
         mirrored = losses.mirrored()
         return (losses.p, losses.q), (mirrored.p, mirrored.q)
     p, q = pair.p, pair.q
-    if rate is not None and term.neighbours == "replace":
+    if rate is not None and term.adjacency == "replace":
         pair = replaced_atoms(pair, rate)
         p, q = pair.p, pair.q
     elif rate is not None:
@@ -238,14 +238,14 @@ class FewOutcomes(ClosedForm):
         if len(self.directions) > 1:
             upper = partial(self.bound, side=1)
             return points_around(tangent_epsilon(upper, alpha, is_flat, largest_loss, _RTOL))
-        ((loss, p, q),) = self._sorted
+        ((loss, p, q),) = self._rough_profile
         if not len(loss):  # All losses are infinite.
             return np.zeros(1)
         index = int(np.searchsorted(p, 1 - alpha) if is_flat else np.searchsorted(q, alpha))
         return np.append(points_around(float(loss[min(index, len(loss) - 1)])), 0.0)
 
     @cached_property
-    def _sorted(self) -> list[tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"]]]:
+    def _rough_profile(self) -> list[tuple[Float[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.ndarray, " _"]]]:
         """Return, for every direction, the different losses, falling, and the masses of p and q from each on."""
         columns = []
         for log_p, log_q in self.directions:

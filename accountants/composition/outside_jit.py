@@ -23,17 +23,17 @@ import numpy as np
 
 from accountants.composition import dispatch
 from accountants.composition.base import Composer
-from accountants.composition.direction import PANELS, Direction, may_sample_densities, pad_losses
-from accountants.composition.moving import (
+from accountants.composition.outcomes import are_tables, enumerate_outcomes
+from accountants.composition.quantity import DeltaAt, EpsilonAt, Quantity
+from accountants.composition.repeated import GuaranteeLike
+from accountants.composition.tangents import (
     MAX_FORWARD,
     derivatives_forwards,
     join_moving,
     leaves_that_move,
     split_moving,
 )
-from accountants.composition.outcomes import are_tables, enumerate_outcomes
-from accountants.composition.question import DeltaAt, EpsilonAt, Question
-from accountants.composition.self_composed import GuaranteeLike
+from accountants.composition.tilted_direction import PANELS, Direction, may_sample_densities, pad_losses
 from accountants.dominating_pairs.base import as_float64, profile
 from dpkernels.jax_on_use import Array
 from dpkernels.numerics import Real, RealArray, elementwise_maximum, float_if_scalar, floating, namespace
@@ -41,8 +41,8 @@ from dpkernels.programs import QUICKLY_COMPILED, call_on_host, is_compiling
 from dpkernels.pytrees import PyTree, pytree
 
 
-def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real) -> Real:
-    """Return ``dispatch.evaluate``, with JAX numbers outside ``jit`` computed on the host.
+def evaluate_outside_jit(guarantee: GuaranteeLike, quantity: type[Quantity], argument: Real) -> Real:
+    """Return ``dispatch.evaluate_traceable``, with JAX numbers outside ``jit`` computed on the host.
 
     Of plain numbers of noise that is not even, the neighbour may change the direction from release to release
     (``adaptive``).
@@ -54,16 +54,16 @@ def evaluate(guarantee: GuaranteeLike, quantity: type[Question], argument: Real)
         bounds = [guarantee.adaptive_profile.bracket(quantity.name, float(number)) for number in np.ravel(argument)]
         if None not in bounds:
             return float_if_scalar(np.reshape([bound[1] for bound in bounds if bound], np.shape(argument))[()])
-    return dispatch.evaluate(guarantee, quantity, argument)
+    return dispatch.evaluate_traceable(guarantee, quantity, argument)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _value(quantity: type[Question], guarantee: GuaranteeLike, argument: Real) -> RealArray:
+def _value(quantity: type[Quantity], guarantee: GuaranteeLike, argument: Real) -> RealArray:
     return _value_and_slopes(quantity, (), guarantee, argument)[0]
 
 
 @partial(_value.defjvp, symbolic_zeros=True)
-def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[RealArray, RealArray]:
+def _(quantity: type[Quantity], primals: PyTree, tangents: PyTree) -> tuple[RealArray, RealArray]:
     """Return the value and its derivative along the tangents of the numbers that move."""
     moved, moving = leaves_that_move(tangents)
     value, slopes = _value_and_slopes(quantity, moving, *primals)
@@ -78,7 +78,7 @@ def _(quantity: type[Question], primals: PyTree, tangents: PyTree) -> tuple[Real
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _value_and_slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, argument: RealArray
+    quantity: type[Quantity], moving: tuple[bool, ...], guarantee: GuaranteeLike, argument: RealArray
 ) -> tuple[Array, list[Array]]:
     """Return the value, and its derivatives in the numbers that move, of the shapes of the value and the number."""
     numbers = jax.tree.leaves(guarantee)
@@ -104,7 +104,7 @@ def _(*_: object) -> NoReturn:
 
 
 def _evaluate_numbers(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, argument: np.ndarray
+    quantity: type[Quantity], moving: tuple[bool, ...], guarantee: GuaranteeLike, argument: np.ndarray
 ) -> list[np.ndarray]:
     """Return the values of plain numbers, and their slopes in the numbers that move; the last one is ``argument``."""
     if any(np.isnan(number).any() for number in jax.tree.leaves((guarantee, argument))):
@@ -113,7 +113,7 @@ def _evaluate_numbers(
         ]
         return [np.full(argument.shape + np.shape(number), np.nan) for number in (0.0, *unknown)]
     with np.errstate(all="ignore"):
-        value = np.asarray(dispatch.evaluate(guarantee, quantity, argument))
+        value = np.asarray(dispatch.evaluate_traceable(guarantee, quantity, argument))
         if not any(moving):
             return [value]
         epsilon = value if quantity is EpsilonAt else argument
@@ -125,7 +125,7 @@ def _evaluate_numbers(
 
 
 def _slopes(
-    quantity: type[Question], moving: tuple[bool, ...], guarantee: GuaranteeLike, epsilon: float, value: float
+    quantity: type[Quantity], moving: tuple[bool, ...], guarantee: GuaranteeLike, epsilon: float, value: float
 ) -> Sequence[RealArray]:
     """Return the slopes of delta at eps, or of the eps that is the value, in all numbers that move."""
     parameters = [number for number, moves in zip(jax.tree.leaves(guarantee), moving[:-1], strict=True) if moves]

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases, check_one_mechanism
+from accountants.composition.repeated import ConvergenceError, GuaranteeLike, RepeatedReleases, check_one_mechanism
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
@@ -49,12 +49,12 @@ _OUTER_ENDS = np.array([0.0, 0.25, 0.5, *4.0 ** np.arange(31)])
 _SPLIT_PANELS = 32  # The panels that are halved in one round.
 _MAX_ROUNDS = 160  # The most rounds.
 _SERIES_TERMS = 18  # The terms of the series of g,
-_SERIES_MAX = 0.5  # and the size of a l up to which it is used.
+_SERIES_MAX = 0.5  # and the absolute value of a l up to which the series is used.
 _ESTIMATE_RTOL = 1e-3  # Relative difference of integrals of a panel and of its halves up to which they are estimates.
 _EXPONENT_UNITS = 4  # A bound on errors of exponents, in units in the last place.
 _SUM_UNITS = 64  # A bound on rounding errors of sums, in units in the last place.
 _NEGLIGIBLE = float(np.log(64 * np.finfo(np.float64).eps))  # The log of the share of an integral that is negligible.
-_PATIENCE = 12  # Rounds after what is not known may be noise: it seldom is.
+_MAX_NOISY_ROUNDS = 12  # The most rounds in which all that is not known may be cancellation error.
 _SINGULAR_DISTANCE = 1e-9  # Mass this close to an end of a piece, in units of its extent, is that of a singularity.
 _MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow.
 _MAX_PANELS = 1 << 10  # The panels that matter, at most: of JAX numbers there are so many.
@@ -147,27 +147,29 @@ def _log_q(losses: PrivacyLossDistribution) -> Float[RealArray, " outcomes"]:
 
 
 class _Terms(NamedTuple):
-    """Values q g(l) = e^size u of an integrand at points along a last axis."""
+    """Values q g(l) = e^exponent u of an integrand at points along a last axis."""
 
-    size: Float[RealArray, "*panels nodes"]  # inf where q is 0 and p is not.
-    factor: Float[RealArray, "*panels nodes"]  # u, from 0 to a.
+    exponent: Float[RealArray, "*panels nodes"]  # inf where q is 0 and p is not.
+    mantissa: Float[RealArray, "*panels nodes"]  # u, from 0 to a.
     # Relative errors: if losses have full precision, and if they are differences of log densities.
     error: Float[RealArray, "*panels nodes"]
-    noise: Float[RealArray, "*panels nodes"]
+    cancellation_error: Float[RealArray, "*panels nodes"]
 
     def sum(
         self, weights: Float[RealArray, " nodes"] | float
     ) -> tuple[Float[RealArray, "*panels"], Float[RealArray, "*panels"], Float[RealArray, "*panels"]]:
-        """Return the log of the weighted sum, and bounds of its relative error and noise."""
-        xp = namespace(self.size)
-        top = without_derivative(self.size.max(-1, keepdims=True))
+        """Return the log of the weighted sum, and bounds of its relative error and cancellation error."""
+        xp = namespace(self.exponent)
+        top = without_derivative(self.exponent.max(-1, keepdims=True))
         top = xp.where(xp.isfinite(top), top, 0.0)
-        values = weights * xp.exp(self.size - top) * self.factor
+        values = weights * xp.exp(self.exponent - top) * self.mantissa
         total = values.sum(-1)
         is_regular = (total > 0) & (total < np.inf)
         fractions = without_derivative(values / xp.where(is_regular, total, 1.0)[..., None])
-        error, noise = (xp.where(is_regular, (fractions * bound).sum(-1), 0.0) for bound in (self.error, self.noise))
-        return top[..., 0] + log_or_minus_inf(total), error, noise
+        error, cancellation_error = (
+            xp.where(is_regular, (fractions * bound).sum(-1), 0.0) for bound in (self.error, self.cancellation_error)
+        )
+        return top[..., 0] + log_or_minus_inf(total), error, cancellation_error
 
 
 def _terms(log_q: Real, loss: Float[RealArray, "*panels nodes"], log_p: Real, c: Real) -> _Terms:
@@ -184,15 +186,15 @@ def _terms(log_q: Real, loss: Float[RealArray, "*panels nodes"], log_p: Real, c:
     # g e^(-a l) for l > 0, and g for l < 0, as differences that do not cancel.
     rising = -xp.expm1(-c * high) + c * xp.exp(-c * high) * xp.expm1(-high)
     falling = -c * xp.expm1(low) + xp.exp(low) * xp.expm1(c * low)
-    factor = xp.where(is_small, _series(small_loss, c), xp.where(is_positive, rising, falling))
-    factor = xp.where(is_minus_infinity, c, factor)
-    exponent = xp.where(is_small | ~is_positive, 0.0, a * finite)
-    unit = _EXPONENT_UNITS * float(np.finfo(factor.dtype).eps)
-    error = unit * without_derivative(1 + xp.abs(log_q) + xp.abs(exponent))
+    mantissa = xp.where(is_small, _series(small_loss, c), xp.where(is_positive, rising, falling))
+    mantissa = xp.where(is_minus_infinity, c, mantissa)
+    scaled_loss = xp.where(is_small | ~is_positive, 0.0, a * finite)
+    unit = _EXPONENT_UNITS * float(np.finfo(mantissa.dtype).eps)
+    error = unit * without_derivative(1 + xp.abs(log_q) + xp.abs(scaled_loss))
     steepness = a + 2 / xp.where(finite == 0, 1.0, xp.abs(finite))
-    noise = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(finite)))
-    size = xp.where(is_infinite, np.inf, xp.where(is_finite, log_q + exponent, -np.inf))
-    return _Terms(size, xp.where(is_infinite, 1.0, factor), error, noise)
+    cancellation_error = error + unit * without_derivative(steepness * (2 * xp.abs(log_q) + xp.abs(finite)))
+    exponent = xp.where(is_infinite, np.inf, xp.where(is_finite, log_q + scaled_loss, -np.inf))
+    return _Terms(exponent, xp.where(is_infinite, 1.0, mantissa), error, cancellation_error)
 
 
 def _series(loss: Float[RealArray, "*panels nodes"], c: Real) -> Float[RealArray, "*panels nodes"]:
@@ -259,8 +261,8 @@ class _Panels(NamedTuple):
     whole: Float[RealArray, " panels"]  # The log of the integral by the nodes of the whole panel.
     halves: Float[RealArray, "panels 2"]  # The logs of the integrals of both halves, along a last axis.
     bound: Any  # The log of the integral of an extrapolated largest value.
-    error: Float[RealArray, " panels"]  # Bounds of the relative error and noise; see ``_Terms``.
-    noise: Float[RealArray, " panels"]
+    error: Float[RealArray, " panels"]  # Bounds of the relative error and cancellation error; see ``_Terms``.
+    cancellation_error: Float[RealArray, " panels"]
 
     @property
     def log_value(self) -> Float[np.ndarray, " panels"]:
@@ -273,10 +275,10 @@ class _Panels(NamedTuple):
         difference = np.where(value == self.whole, 0.0, self.whole - value)
         return np.abs(np.expm1(np.where(difference < _MAX_EXPONENT, difference, _MAX_EXPONENT)))
 
-    def log_unknown(self, noise: Float[RealArray, " panels"]) -> Float[np.ndarray, " panels"]:
+    def log_unknown(self, cancellation_error: Float[RealArray, " panels"]) -> Float[np.ndarray, " panels"]:
         """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
         difference = self.difference
-        errors = self.log_value + log_or_minus_inf(np.where(difference > noise, difference, 0.0))
+        errors = self.log_value + log_or_minus_inf(np.where(difference > cancellation_error, difference, 0.0))
         return np.where(difference <= _ESTIMATE_RTOL, errors, np.maximum(errors, self.bound))
 
     def are_negligible(self, log_value: float) -> bool:
@@ -310,11 +312,11 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
     if not len(rows[0]):
         return _Integral(*rows, -np.inf, 0.0, True, False)
     panels = _evaluate(pieces, coordinates, c, *rows)
-    patience = _PATIENCE
+    remaining_rounds = _MAX_NOISY_ROUNDS
     for _ in range(_MAX_ROUNDS):
         unknown = panels.log_unknown(panels.error)
-        patience -= panels.are_negligible(_log_sum(panels.log_unknown(panels.noise)))
-        if panels.are_negligible(_log_sum(unknown)) or not patience:
+        remaining_rounds -= panels.are_negligible(_log_sum(panels.log_unknown(panels.cancellation_error)))
+        if panels.are_negligible(_log_sum(unknown)) or not remaining_rounds:
             break
         count = min(_SPLIT_PANELS, len(unknown))
         is_halved = np.zeros(len(unknown), bool)
@@ -327,7 +329,7 @@ def _search(pieces: SmoothPieces, c: Real) -> _Integral:
         panels = panels.take(~is_halved).joined(
             _evaluate(pieces, coordinates, c, piece, start, end, parents.halves.T.ravel())
         )
-    unknown = panels.log_unknown(panels.noise)
+    unknown = panels.log_unknown(panels.cancellation_error)
     is_resolved = panels.are_negligible(_log_sum(unknown))
     # At infinity a panel stands for all that follow. Elsewhere an integral that is not resolved at an end is infinite.
     first, last = coordinates.edges[:, 0][panels.piece], coordinates.edges[:, -1][panels.piece]
@@ -397,9 +399,9 @@ def _evaluate(
     piece: Int[RealArray, " panels"],
     start: Float[RealArray, " panels"],
     end: Float[RealArray, " panels"],
-    integrals: Float[RealArray, " panels"] | None = None,
+    whole_integrals: Float[RealArray, " panels"] | None = None,
 ) -> _Panels:
-    """Return the panels; ``whole`` are the integrals by their own nodes, where they are known already."""
+    """Return the panels; ``whole_integrals`` are the logs of their integrals by their own nodes, if known already."""
     xp, row = namespace(c, start), piece[:, None]
     base, span, width = coordinates.base[row], coordinates.span[row], (end - start)[:, None]
     length = log_or_minus_inf(width[:, 0] * xp.abs(span[:, 0]))
@@ -409,16 +411,20 @@ def _evaluate(
         return _terms(pieces.log_q(x, row), pieces.loss(x, row), pieces.log_p(x, row), c)
 
     def integral(terms: _Terms) -> tuple[RealArray, RealArray, RealArray]:
-        log_sum, error, noise = terms.sum(cast_like(_WEIGHTS, start))
-        return xp.where(width[:, 0] > 0, log_sum + length, -np.inf), error, noise
+        log_sum, error, cancellation_error = terms.sum(cast_like(_WEIGHTS, start))
+        return xp.where(width[:, 0] > 0, log_sum + length, -np.inf), error, cancellation_error
 
-    if integrals is None:
-        integrals = integral(terms(_NODES))[0]
+    if whole_integrals is None:
+        whole_integrals = integral(terms(_NODES))[0]
     half_terms, n = terms(_HALVES), len(_NODES)
     node_halves = (_Terms(*(column[:, rows] for column in half_terms)) for rows in (slice(None, n), slice(n, None)))
-    halves, error, noise = (xp.stack(column, -1) for column in zip(*map(integral, node_halves), strict=True))
-    largest = _extrapolated(without_derivative(half_terms.size + log_or_minus_inf(half_terms.factor))) + length
-    return _Panels(piece, start, end, integrals, halves - np.log(2.0), largest, error.max(-1), noise.max(-1))
+    halves, error, cancellation_error = (
+        xp.stack(column, -1) for column in zip(*map(integral, node_halves), strict=True)
+    )
+    largest = _extrapolated(without_derivative(half_terms.exponent + log_or_minus_inf(half_terms.mantissa))) + length
+    return _Panels(
+        piece, start, end, whole_integrals, halves - np.log(2.0), largest, error.max(-1), cancellation_error.max(-1)
+    )
 
 
 def _extrapolated(logs: Float[RealArray, "panels nodes"]) -> Float[RealArray, " panels"]:

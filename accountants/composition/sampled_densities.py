@@ -14,7 +14,8 @@ import numpy as np
 
 from accountants.composition import fft
 from accountants.composition.base import ComposedProfile
-from accountants.composition.direction import (
+from accountants.composition.repeated import LossTuple, infinity_mass
+from accountants.composition.tilted_direction import (
     Direction,
     TiltedComposer,
     cap_losses,
@@ -22,7 +23,6 @@ from accountants.composition.direction import (
     largest_needed_loss,
     tilt_losses,
 )
-from accountants.composition.self_composed import LossTuple, infinity_mass
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, node_spacing, panel_rule
 from dpkernels.numerics import Real, RealArray, namespace, special_functions, without_derivative
 from dpkernels.pytrees import PyTree, pytree
@@ -66,7 +66,7 @@ class SampledDensities(TiltedComposer):
         margin = _CAP_MARGIN * choose_grid_up_to(direction.bound).step
         bound = direction.bound + margin
         cap = largest_needed_loss(losses, direction.bound) + margin
-        return cls(bound, tilt, direction.tilt.guess, choose_grid_up_to(bound), cap)
+        return cls(bound, tilt, direction.tilt.epsilon_guess, choose_grid_up_to(bound), cap)
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         sampled = []

@@ -24,8 +24,8 @@ from typing import cast
 import numpy as np
 
 from accountants.composition.base import ComposedProfile
-from accountants.composition.direction import Direction, TiltedComposer, capped_losses
-from accountants.composition.self_composed import LossTuple, RepeatedLoss, RepeatedReleases
+from accountants.composition.repeated import LossTuple, RepeatedLoss, RepeatedReleases
+from accountants.composition.tilted_direction import Direction, TiltedComposer, capped_losses
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.numerics import (

@@ -40,7 +40,7 @@ from scipy.special import expit
 import accountants
 import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.base import DominatingPair
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.privacy_loss import sampled_loss
@@ -265,7 +265,7 @@ def to_dp_event(
 def _term_event(term: RepeatedReleases, relation: Relation) -> dp_accounting.DpEvent:
     pair, *further_pairs = term.pairs
     replaced = relation is Relation.REPLACE_ONE
-    if term.sampling_rate is not None and replaced != (term.neighbours == "replace"):
+    if term.sampling_rate is not None and replaced != (term.adjacency == "replace"):
         raise ValueError(f"neighboring_relation: {relation.name} is not that of the guarantee's samples")
     distance = 2.0 if replaced and term.sampling_rate is None else 1.0
     noise, event = getattr(pair, "noise", None), None

@@ -83,7 +83,7 @@ class OneDirection(PrivacyLossDistribution):
     def mirrored(self, sign: Real = -1) -> PrivacyLossDistribution:
         return self if sign == 1 else self.pair.mirror().privacy_loss().scaled(self.weight)
 
-    def of_its_direction(self) -> PrivacyLossDistribution:
+    def for_one_direction(self) -> PrivacyLossDistribution:
         return PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
 
     def scaled(self, weight: Real) -> OneDirection:
@@ -158,7 +158,7 @@ def ratios(
         step = max(min(_MAX_STEP, (high - low) / _MIN_POINTS), (high - low) / _MAX_POINTS)
         cells = cells_on_grid(monotone, step, offset=best_offset(monotone, step, rough), reach=(low, high))
         masses = (upper_masses if side > 0 else lower_masses)(cells, step, 1)
-        loss = masses.offset + (masses.first + np.arange(len(masses.mass))) * step
+        loss = masses.offset + (masses.first_index + np.arange(len(masses.mass))) * step
         mass, infinite = masses.mass, masses.infinite
     else:
         finite = np.isfinite(monotone.loss)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from accountants.composition.brackets.masses import RATIO, Masses
+from accountants.composition.brackets.masses import RATIO, GridReleases
 from accountants.composition.brackets.monotone import TooManyPointsError
-from accountants.composition.brackets.sums import BLOCK, ComposedBounds, compose, stage_count
+from accountants.composition.brackets.sums import ComposedBounds, compose, entry_stage, stage_count
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
@@ -167,14 +167,14 @@ def _tilt(report: LossSum | ReportLoss, n: int) -> tuple[float, float]:
 
 
 @proven("shuffle#proof")
-def _split_upwards(loss_sum: LossSum, step: float, count: int) -> Masses:
+def _split_upwards(loss_sum: LossSum, step: float, count: int) -> GridReleases:
     """Return the distribution with every value split between the grid points around it, its mean kept or raised."""
     position = (loss_sum.value + loss_sum.slack) / step
     k, first, size = _cells(position)
     upper_share = np.minimum(position - k + _CELL_MARGIN, 1.0)
     mass = np.bincount(k - first, loss_sum.mass * (1 - upper_share), size)
     mass = mass + np.bincount(k - first + 1, loss_sum.mass * upper_share, size)
-    return Masses(mass * (1 + _MASS_ERROR * loss_sum.reports), first, 0.0, 0.0, count)
+    return GridReleases(mass * (1 + _MASS_ERROR * loss_sum.reports), first, 0.0, 0.0, count)
 
 
 def _cells(position: Float[np.ndarray, " outcomes"]) -> tuple[Int[np.ndarray, " outcomes"], int, int]:
@@ -188,7 +188,7 @@ def _cells(position: Float[np.ndarray, " outcomes"]) -> tuple[Int[np.ndarray, " 
 
 
 @proven("shuffle#proof")
-def _split_downwards(loss_sum: LossSum, step: float, count: int) -> Masses:
+def _split_downwards(loss_sum: LossSum, step: float, count: int) -> GridReleases:
     """Return a distribution on the grid whose E(L - t)_+ is a convex polygon nowhere above that of the part."""
     position = (loss_sum.value - loss_sum.slack) / step - _CELL_MARGIN
     k, first, size = _cells(position)
@@ -205,7 +205,7 @@ def _split_downwards(loss_sum: LossSum, step: float, count: int) -> Masses:
     hull, slopes = lower_hull(grid, f)
     masses = np.zeros(size)
     masses[hull] = np.maximum(np.diff(np.concatenate([[-total], slopes, [0.0]])), 0.0)
-    return Masses(masses, first, 0.0, 0.0, count)
+    return GridReleases(masses, first, 0.0, 0.0, count)
 
 
 def lower_hull(
@@ -233,12 +233,12 @@ def _stop_loss(
 
 def _positive_part(total: ComposedBounds, side: int) -> float:
     """Return E[S_+] with all errors moved to one side."""
-    c, zero = total.tilt, total.nudged(0.0, side)
+    c, zero = total.tilt, total.shifted_by_loss_error(0.0, side)
     s, g = total.loss[total.loss > zero] - zero, total.g[total.loss > zero]
     weight = s * np.exp(-c * s)
     value = (weight * g).sum()
-    error = total.error * math.sqrt((weight * weight).sum()) + total.misplaced / (math.e * c)
-    value += side * (error + (total.rounding + c * abs(zero)) * value)
+    error = total.error * math.sqrt((weight * weight).sum()) + total.misplaced_mass / (math.e * c)
+    value += side * (error + (total.rounding_rtol + c * abs(zero)) * value)
     if total.log_scale > MAX_EXPONENT:  # Weights may be 0 by underflow.
         return math.inf if side > 0 else 0.0
     return math.exp(total.log_scale) * max(value, 0.0)
@@ -315,11 +315,9 @@ class _Grids:
             step *= 2
         return math.inf if self.side > 0 else 0.0
 
-    def _masses(self, loss_sum: LossSum, step: float, count: int, most: int, stages: int) -> Masses:
-        """Return the masses of a part, which few reports enter at a later stage on its coarser grid."""
-        stage = 0
-        while stage < stages and count * BLOCK ** (stage + 1) <= most:
-            stage += 1
+    def _masses(self, loss_sum: LossSum, step: float, count: int, most: int, stages: int) -> GridReleases:
+        """Return the masses of a part on the grid of the stage at which it enters the sum."""
+        stage = entry_stage(count, most, stages)
         split = _split_upwards if self.side > 0 else _split_downwards
         return replace(split(loss_sum, step * RATIO**stage, count), stage=stage)
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, curve_point, points_around_tangent
 from accountants.dominating_pairs.discrete import Atoms, pair_of_profile
 from accountants.dominating_pairs.registry import bounded_pair

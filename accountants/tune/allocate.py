@@ -18,10 +18,10 @@ from accountants.batch_guarantee import BatchGuarantee
 from accountants.calibrate.scale import check_target
 from accountants.charges import composed_epsilon
 from accountants.composition.gaussian import GaussianProfile
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.registry import noise_pairs
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from accountants.profile import delta as delta_of
 from accountants.profile import epsilon as smallest_epsilon
 from dpkernels import checks

@@ -20,8 +20,8 @@ from accountants.calibrate.composed import conservative_parameter, gaussian_rati
 from accountants.calibrate.scale import check_target
 from accountants.composition.brackets.dispatch import RigorousBounds
 from accountants.composition.dispatch import rough_epsilon
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.family import expression
 from accountants.tune.least_variance import least_variance

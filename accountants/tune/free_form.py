@@ -21,9 +21,9 @@ import numpy as np
 
 from accountants.calibrate.composed import conservative_parameter, with_release_claim
 from accountants.composition.brackets.dispatch import RigorousBounds
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.repeated import ConvergenceError
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from accountants.precision import in_64_bits
 from accountants.tune.best_noise import BestNoise, noise
 from dpkernels import checks

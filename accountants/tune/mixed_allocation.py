@@ -17,7 +17,7 @@ import numpy as np
 from accountants.batch_guarantee import BatchGuarantee
 from accountants.calibrate.scale import check_target
 from accountants.composition.dispatch import rough_epsilon
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.guarantee import Guarantee
 from accountants.precision import in_64_bits

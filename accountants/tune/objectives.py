@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from accountants.calibrate.scale import rescaled
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from accountants.risk import Risks
 from accountants.tune.family import Member
 from dpkernels import checks

@@ -10,10 +10,10 @@ import accountants
 import dpkernels as dpk
 from accountants import tune
 from accountants.batch_guarantee import BatchGuarantee, LargestGuarantee, joined_levels
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 
 RANDOM = np.random.default_rng(3)
 LENGTHS = np.exp(RANDOM.uniform(-1, 1, 40))

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from accountants.composition.self_composed import cumulants, infinity_mass, saddle_point, saddle_point_of_delta
+from accountants.composition.repeated import cumulants, infinity_mass, saddle_point, saddle_point_of_delta
 from dpkernels.pytrees import pytree
 
 # Trapezoid nodes and the largest t: the first that converges is taken, under tracing the middle one.

@@ -16,17 +16,18 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from accountants.composition.brackets.cells import cells_on_grid
-from accountants.composition.brackets.grid import GridBracket
-from accountants.composition.brackets.masses import Masses, upper_masses
+from accountants.composition.brackets.masses import GridReleases, upper_masses
 from accountants.composition.brackets.monotone import NoGridError, split_monotone
 from accountants.composition.brackets.offsets import best_offset
+from accountants.composition.brackets.refinement import GridBracket
 from accountants.composition.closed_form import Bounds
-from accountants.composition.self_composed import ConvergenceError, GuaranteeLike, RepeatedReleases
+from accountants.composition.repeated import ConvergenceError, GuaranteeLike, RepeatedReleases
 from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around_tangent
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import as_float64
@@ -34,16 +35,16 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
-_ORDERS = np.geomspace(1e-3, 1e5, 17)  # The orders, less 1, that are tried first.
-_MIN_ORDER = 1e-12  # The search does not go on below this order, less 1,
-_MAX_ORDER = 1e12  # or above this one.
+_ORDER_EXCESSES = np.geomspace(1e-3, 1e5, 17)  # The orders, less 1, that are tried first.
+_MIN_ORDER_EXCESS = 1e-12  # The order, less 1, below which the search does not go on,
+_MAX_ORDER_EXCESS = 1e12  # and the order, less 1, above which it does not.
 _HALVINGS = 4  # How often the ratio of neighbouring orders is replaced by its root around the best order.
-_ROUNDING = 1e-12  # More than the relative rounding errors of the terms of a bound.
+_ROUNDING_RTOL = 1e-12  # More than the relative rounding errors of the terms of a bound.
 _WIDE_BRACKET = 0.05  # The relative width of the grid's bracket above which orders are tried as well.
 _MIN_DELTA = 1e-290  # Upper bounds of delta up to this are kept: they are close to the least floats.
-_STEP = 0.02  # The step of a grid times the order: its spread adds at most 0.02^2/8 to a moment, relatively.
+_STEP = 0.02  # The step of a grid times its order: the spread on it adds at most 0.02^2/8 to a moment, relatively.
 _MIN_CELLS = 1 << 14  # The fewest cells of a grid,
-_MAX_CELLS = 1 << 16  # and the most.
+_MAX_CELLS = 1 << 16  # and the most cells.
 _LOG_OF_TAIL = 80.0  # The negated logarithm of the moment that may be beyond a grid's reach.
 _MAX_TERMS = 1 << 20  # The most terms of the sum of a sampled Gaussian, which is the largest order.
 _UNITS = 64  # The roundings of a moment's logarithm, relative to 1 and to its largest exponent.
@@ -55,9 +56,9 @@ def epsilon_of_orders(guarantee: GuaranteeLike, delta: float) -> float:
 
     def epsilon(c: float, divergence: float) -> float:
         terms = divergence, math.log1p(-1 / (1 + c)), -(math.log1p(c) + math.log(delta)) / c
-        return sum(terms) + _ROUNDING * sum(map(abs, terms))
+        return sum(terms) + _ROUNDING_RTOL * sum(map(abs, terms))
 
-    return max(_least(guarantee, epsilon), 0.0)
+    return max(_best_bound(guarantee, epsilon), 0.0)
 
 
 @proven("sums#closed-forms")
@@ -66,13 +67,13 @@ def delta_of_orders(guarantee: GuaranteeLike, epsilon: float) -> float:
 
     def log_delta(c: float, divergence: float) -> float:
         terms = c * divergence, -c * epsilon, c * math.log1p(-1 / (1 + c)), -math.log1p(c)
-        return sum(terms) + _ROUNDING * sum(map(abs, terms))
+        return sum(terms) + _ROUNDING_RTOL * sum(map(abs, terms))
 
-    least = _least(guarantee, log_delta)
-    return min(math.exp(max(least, -MAX_EXPONENT)) * (1 + _ROUNDING), 1.0) if least < 0 else 1.0
+    least = _best_bound(guarantee, log_delta)
+    return min(math.exp(max(least, -MAX_EXPONENT)) * (1 + _ROUNDING_RTOL), 1.0) if least < 0 else 1.0
 
 
-def _least(guarantee: GuaranteeLike, bound: Callable[[float, float], float]) -> float:
+def _best_bound(guarantee: GuaranteeLike, bound: Callable[[float, float], float]) -> float:
     """Return the bound by the divergence of the best order that is found; inf if no divergence is finite."""
 
     def estimate(c: float) -> float:
@@ -82,13 +83,13 @@ def _least(guarantee: GuaranteeLike, bound: Callable[[float, float], float]) -> 
                 return bound(c, divergence)
         return math.inf
 
-    values = [estimate(float(c)) for c in _ORDERS]
+    values = [estimate(float(c)) for c in _ORDER_EXCESSES]
     best = int(np.argmin(values))
-    least, center, ratio = values[best], float(_ORDERS[best]), float(_ORDERS[1] / _ORDERS[0])
+    least, center, ratio = values[best], float(_ORDER_EXCESSES[best]), float(_ORDER_EXCESSES[1] / _ORDER_EXCESSES[0])
     if not math.isfinite(least):
         return least
     for step in (1 / ratio, ratio):  # Beyond the first orders.
-        while _MIN_ORDER < center < _MAX_ORDER and (candidate := estimate(center * step)) < least:
+        while _MIN_ORDER_EXCESS < center < _MAX_ORDER_EXCESS and (candidate := estimate(center * step)) < least:
             least, center = candidate, center * step
     for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
@@ -126,7 +127,7 @@ def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: 
     reach, log_tail = math.inf, -math.inf
     if term.is_gaussian or _is_sampled_gaussian(term):
         mu, rate = abs(float(term.mu)), float(term.sampling_rate or 1.0)
-        is_replaced = term.sampling_rate is not None and term.neighbours == "replace"
+        is_replaced = term.sampling_rate is not None and term.adjacency == "replace"
         if rate == 1:
             return _log_moment_of_gaussian(2 * mu if is_replaced else mu, c)
         if not is_replaced:  # The logarithm is convex in c, and 0 at 0.
@@ -150,13 +151,13 @@ def _log_moment_above(term: RepeatedReleases, pair_index: int, mirror: bool, c: 
             largest = float((release.mirror() if mirror else release).largest_loss())
     except (NoGridError, TypeError):  # A TypeError says that the largest loss of the pair is unknown.
         return math.inf
-    log_moment = _log_moment_of(masses, step, c, largest * (1 + _ROUNDING) + _UNITS * UNIT_ROUNDOFF)
+    log_moment = _log_moment_of(masses, step, c, largest * (1 + _ROUNDING_RTOL) + _UNITS * UNIT_ROUNDOFF)
     return float(np.logaddexp(log_moment, log_tail)) + UNIT_ROUNDOFF * abs(log_moment)
 
 
-def _log_moment_of(masses: Masses, step: float, c: float, largest: float) -> float:
+def _log_moment_of(masses: GridReleases, step: float, c: float, largest: float) -> float:
     """Return the log of the sum of m e^(c l), rounded upwards; mass of infinite loss has in truth the largest one."""
-    loss = masses.offset + step * (masses.first + np.arange(len(masses.mass)))
+    loss = masses.offset + step * (masses.first_index + np.arange(len(masses.mass)))
     loss, mass = np.append(loss, largest), np.append(masses.mass, masses.infinite)
     has_mass = mass > 0
     size = c * float(np.abs(loss[has_mass]).max(initial=0.0))
@@ -227,11 +228,9 @@ class GridOrRenyi(Bounds):
             raise refusal
         return low, high
 
-    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
+    def curve_point(self, alpha: float, largest_loss: float) -> CurvePoint:
         with suppress(NoGridError):
-            return self.grid.errors(alpha, largest_loss)
-
-        def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
-            return points_around_tangent(self.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
-
+            return self.grid.curve_point(alpha, largest_loss)
+        estimate = self.grid.guarantee.estimate_delta
+        tangent_points = partial(points_around_tangent, estimate, largest_loss=largest_loss)
         return curve_point(self.delta, tangent_points, alpha, largest_loss)

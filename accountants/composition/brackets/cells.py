@@ -40,7 +40,7 @@ _GAIN_UNITS = 8  # Roundings of a gain, relative to its mass.
 class Cells:
     """A pair on the grid o + k h: cell j is [o + k h, o + (k + 1) h] with k = first + j."""
 
-    first: int  # k of the first cell.
+    first_index: int  # k of the first cell.
     offset: float  # o.
     p: Float[
         np.ndarray, "cells 2"
@@ -106,7 +106,7 @@ class _Edges:
     def split(
         self, values: Num[np.ndarray, " half_cells"]
     ) -> tuple[Num[np.ndarray, "cells 2"], Num[np.ndarray, "tail_cells 2"]]:
-        """Return the values of the half cells of the window, and of those outside, with zeros where the window is."""
+        """Return values of half cells in rows of cells: in the window, and outside, with zeros for the window."""
         start, stop = self.window
         padding, gap = np.zeros(int(self.positions[start] % 2)), (stop - start) // self.ratio
         inner = np.concatenate([padding, values[start:stop], np.zeros(int(self.positions[stop] % 2))])
@@ -115,7 +115,7 @@ class _Edges:
 
 
 class _HalfCells(NamedTuple):
-    """Masses, gains and bounds of their errors in all half cells; how far losses may be outside; masses beyond."""
+    """The fields of ``Cells`` of the same names for all half cells, before the two of each cell are paired."""
 
     p: Num[np.ndarray, " half_cells"]
     gain: Num[np.ndarray, " half_cells"]
@@ -162,21 +162,21 @@ def cells_on_grid(
     size = 1 + np.abs(edges.level[[0, -1]]).max()
     common = max((pieces.intervals.mass_error for pieces in losses.pieces if pieces.intervals), default=0.0)
     mass_error = max(MASS_ERROR, LOSS_UNITS * UNIT_ROUNDOFF * size) if integrated else _SUM_ERROR + common
-    columns = [edges.split(column) for column in (*cast(Any, total[:4]), displacement, *lower)]
+    split_columns = [edges.split(column) for column in (*cast(Any, total[:4]), displacement, *lower)]
 
-    def cells(part_index: int, first: float) -> Cells:
-        p, gain, p_error, gain_error, displacement, *lower = (column[part_index] for column in columns)
+    def build_cells(part_index: int, first: float) -> Cells:
+        p, gain, p_error, gain_error, displacement, *lower = (column[part_index] for column in split_columns)
         return Cells(
             int(first), offset, p, gain, p_error=p_error, gain_error=gain_error, displacement=displacement,
             lower=(lower[0], lower[1]), mass_error=mass_error, loss_error=loss_error,
         )  # fmt: skip
 
     return replace(
-        cells(0, edges.positions[edges.window[0]] // 2),
+        build_cells(0, edges.positions[edges.window[0]] // 2),
         infinite=float(losses.p[losses.loss == np.inf].sum()),
         neglected=total.mass_above * _MASS_MARGIN + losses.unseen,
         mass_below=total.mass_below * _MASS_MARGIN,
-        tail=None if window is None else cells(1, edges.positions[0] // (2 * ratio)),
+        tail=None if window is None else build_cells(1, edges.positions[0] // (2 * ratio)),
         ratio=ratio,
     )
 
@@ -225,7 +225,7 @@ def _cells_of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     edge_index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) - 1 + np.repeat(first, counts)
     is_low, is_high = edge_index == first[piece] - 1, edge_index == last[piece]
     cuts = np.where(is_low, -np.inf, np.where(is_high, np.inf, level[np.clip(edge_index, 0, count)]))
-    masses = cast(LossIntervals, pieces.intervals).measure(cuts, pieces.number[piece])
+    masses = cast(LossIntervals, pieces.intervals).measure(cuts, pieces.source_index[piece])
     is_interval = np.flatnonzero(~is_high[:-1])
     half_cell = edge_index[:-1][is_interval]
     p, q, difference, p_error, q_error, difference_error, loss_error = (
@@ -247,8 +247,8 @@ def _cells_of_intervals(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     columns = [np.bincount(half_cell + 1, column, count + 2) for column in (p, gain, p_error, gain_error)]
     p_all, p_error_all = columns[0], columns[2]
     p, gain, p_error, gain_error = (column[1:-1] for column in columns)
-    overflows = (float(p_all[j] + p_error_all[j]) for j in (0, -1))
-    return _HalfCells(p, gain, p_error, gain_error, displacement[1:-1], *overflows)
+    mass_below, mass_above = (float(p_all[j] + p_error_all[j]) for j in (0, -1))
+    return _HalfCells(p, gain, p_error, gain_error, displacement[1:-1], mass_below, mass_above)
 
 
 @proven("brackets#proof-of-1-quadrature")
@@ -272,11 +272,11 @@ def _cells_of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     is_valid = end > start  # Cuts may coincide with the ends of pieces, where densities may jump.
     panels = Panels(start[is_valid], end[is_valid], piece[is_valid])
 
-    def halves(panels: Panels) -> Int[np.ndarray, " panels"]:
-        middle = pieces.inset((panels.start + panels.end) / 2, panels.piece)
+    def half_cell_index(panels: Panels) -> Int[np.ndarray, " panels"]:
+        middle = pieces.move_off_ends((panels.start + panels.end) / 2, panels.piece)
         return np.searchsorted(level, pieces.loss(middle, panels.piece), side="right") - 1
 
-    half_cell = halves(panels)
+    half_cell = half_cell_index(panels)
     inner_panels, outer_panels = (
         (panels.select(where), max_steepness)
         for where, max_steepness in (
@@ -285,9 +285,9 @@ def _cells_of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
         )
     )
     coarse_panels = pieces.refined(*outer_panels)
-    coarse_cells, coarse_mass = halves(coarse_panels), pieces.masses(coarse_panels)[0]
+    coarse_cells, coarse_mass = half_cell_index(coarse_panels), pieces.masses(coarse_panels)[0]
     panels = pieces.refined(*inner_panels)
-    half_cell = np.clip(halves(panels), 0, count - 1)
+    half_cell = np.clip(half_cell_index(panels), 0, count - 1)
     x, piece = panels.nodes, panels.piece[:, None]
     mass = panels.weights * pieces.p(x, piece)
     start, width = edges.start[half_cell], np.diff(level)[half_cell]
@@ -310,6 +310,3 @@ def _cells_of_panels(pieces: MonotonePieces, edges: _Edges) -> _HalfCells:
     gain_error = p * displacement + p_error * -np.expm1(-2 * np.diff(level))
     mass_below, mass_above = (float(coarse_mass[where].sum()) for where in (coarse_cells < 0, coarse_cells >= count))
     return _HalfCells(p, gain, p_error, gain_error, displacement, mass_below + stray[0], mass_above + stray[-1])
-
-
-# Estimates, which choose the grid

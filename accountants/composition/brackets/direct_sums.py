@@ -12,9 +12,9 @@ from typing import cast
 
 import numpy as np
 
-from accountants.composition.brackets.masses import RATIO, Masses, coarsened
+from accountants.composition.brackets.masses import RATIO, GridReleases, coarsen
 from accountants.composition.brackets.monotone import TooManyPointsError
-from accountants.composition.brackets.sums import BLOCK, SECOND_ORDER, ComposedBounds, sum_offsets
+from accountants.composition.brackets.sums import REPORTS_PER_BLOCK, SECOND_ORDER, ComposedBounds, sum_offsets
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 
@@ -25,7 +25,7 @@ _UNDERFLOW = 1e-300  # More than what products lose that are below the floats.
 
 @proven("sums#proof")
 def compose_directly(
-    terms: Sequence[Masses], step: float, negligible: float, side: int, stages: int = 0
+    terms: Sequence[GridReleases], step: float, negligible: float, side: int, stages: int = 0
 ) -> ComposedBounds:
     """Return what ``compose`` does, without a tilt and by sums of positive terms.
 
@@ -34,20 +34,20 @@ def compose_directly(
     """
     with np.errstate(divide="ignore"):
         infinite = float(-np.expm1(sum(term.count * np.log1p(-min(term.infinite, 1.0)) for term in terms)))
-    sums = [_Direct(term.mass, term.first, term.count, term.stage) for term in terms]
+    sums = [_Direct(term.mass, term.first_index, term.count, term.stage) for term in terms]
     total, work = sum(term.count for term in terms), _Work(_MAX_PRODUCTS)
-    lost = shift = 0.0
+    lost_mass = shift = 0.0
     for stage in range(stages):
         coarser = [term for term in sums if term.stage > stage]
         current = [term for term in sums if term.stage <= stage]
         for term in current:
-            block_count, remainder = divmod(term.count, BLOCK)
-            for size, count in ((BLOCK, block_count), (remainder, 1)):
+            block_count, remainder = divmod(term.count, REPORTS_PER_BLOCK)
+            for size, count in ((REPORTS_PER_BLOCK, block_count), (remainder, 1)):
                 if size * count:
                     block = term.power(size, negligible / total, work)
-                    mass, first = coarsened(block.g, block.first, step, 0.0, side)
-                    coarser.append(_Direct(mass, first, count, stage + 1, block.rounding + 16 * UNIT_ROUNDOFF))
-                    lost += count * block.lost
+                    mass, first = coarsen(block.g, block.first_index, step, 0.0, side)
+                    coarser.append(_Direct(mass, first, count, stage + 1, block.rounding_rtol + 16 * UNIT_ROUNDOFF))
+                    lost_mass += count * block.lost_mass
                     shift += 32 * UNIT_ROUNDOFF * count * RATIO * step
         sums, step = coarser, step * RATIO
     result, *further = (term.power(term.count, negligible / total, work) for term in sums)
@@ -55,10 +55,10 @@ def compose_directly(
         result = result.convolved(addend, negligible, work)
     offset, offsets = sum_offsets(terms)
     offset += side * shift
-    loss = (result.first + np.arange(len(result.g))) * step + offset
-    lost = math.expm1(min(SECOND_ORDER * (lost + result.lost), MAX_EXPONENT)) + _UNDERFLOW
-    largest = offsets + (abs(result.first) + len(result.g)) * step
-    return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost, 1e-13 + result.rounding, largest)
+    loss = (result.first_index + np.arange(len(result.g))) * step + offset
+    lost_mass = math.expm1(min(SECOND_ORDER * (lost_mass + result.lost_mass), MAX_EXPONENT)) + _UNDERFLOW
+    largest = offsets + (abs(result.first_index) + len(result.g)) * step
+    return ComposedBounds(loss, result.g, 0.0, 0.0, infinite, 0.0, lost_mass, 1e-13 + result.rounding_rtol, largest)
 
 
 @dataclass
@@ -76,11 +76,11 @@ class _Direct:
     """
 
     g: np.ndarray
-    first: int
+    first_index: int
     count: int = 1
     stage: int = 0
-    rounding: float = 0.0
-    lost: float = 0.0
+    rounding_rtol: float = 0.0
+    lost_mass: float = 0.0
 
     def convolved(self, addend: _Direct, negligible: float, work: _Work) -> _Direct:
         """Return the sum of both, without the least masses that together are negligible."""
@@ -98,12 +98,14 @@ class _Direct:
             g = np.convolve(self.g, addend.g)
         order = np.argsort(g)
         is_light = order[: int((np.cumsum(g[order]) <= negligible).sum())]
-        lost = self.lost + addend.lost + float(g[is_light].sum())
+        lost_mass = self.lost_mass + addend.lost_mass + float(g[is_light].sum())
         g[is_light] = 0.0
         nonzero = np.flatnonzero(g)
         low, high = (int(nonzero[0]), int(nonzero[-1]) + 1) if len(nonzero) else (0, 1)
-        rounding = self.rounding + addend.rounding + (4 + len(indices)) * UNIT_ROUNDOFF
-        return _Direct(g[low:high], self.first + addend.first + low, 1, self.stage, rounding, lost)
+        rounding_rtol = self.rounding_rtol + addend.rounding_rtol + (4 + len(indices)) * UNIT_ROUNDOFF
+        return _Direct(
+            g[low:high], self.first_index + addend.first_index + low, 1, self.stage, rounding_rtol, lost_mass
+        )
 
     def power(self, count: int, negligible: float, work: _Work) -> _Direct:
         base: _Direct = replace(self, count=1)

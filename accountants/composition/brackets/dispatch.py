@@ -4,8 +4,8 @@
 - Gaussian noise alone, any number of releases: closed form (``gaussian``).
 - Few joint outcomes: enumeration (``outcomes``).
 - Asymmetric noise: dynamic programming over the directions of a neighbour (``adaptive``), if it returns a bracket.
-- All others: ``grid.GridBracket``, by privacy loss distributions on a grid, or by Renyi divergences if the former is
-  wide.
+- All others: ``refinement.GridBracket``, by privacy loss distributions on a grid, or by Renyi divergences if the former
+  is wide.
 
 If epsilon is at least the sum of the largest losses of all releases, delta is 0.
 """
@@ -14,17 +14,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import jax
 import numpy as np
 
 from accountants.composition.brackets.by_renyi import GridOrRenyi
-from accountants.composition.brackets.grid import WIDTH, GridBracket
+from accountants.composition.brackets.refinement import WIDTH, GridBracket
 from accountants.composition.closed_form import Bounds, ClosedForm, OneRelease, more_than_least
 from accountants.composition.gaussian import GaussianReleases
 from accountants.composition.outcomes import MASS_ERROR, FewOutcomes
-from accountants.composition.self_composed import AdaptiveBrackets, GuaranteeLike, check_one_mechanism
+from accountants.composition.repeated import AdaptiveBrackets, GuaranteeLike, check_one_mechanism
 from accountants.composition.trade_off import CurvePoint, Interval, curve_point, points_around_tangent
 from accountants.dominating_pairs.base import profile
 from accountants.profile import inverse_profile
@@ -36,31 +36,30 @@ _MAX_REMEMBERED = 512  # The most answers of each kind that a guarantee keeps.
 
 
 @dataclass(frozen=True)
-class ByDirections(Bounds):
+class AdaptiveOrGrid(Bounds):
     """The bounds of noise that is not even, whose neighbour may move in another direction from release to release."""
 
     profile: AdaptiveBrackets  # Its bracket may be None.
-    otherwise: GridOrRenyi
+    fallback: GridOrRenyi
 
     def delta(self, epsilon: float) -> Interval:
-        return self.profile.bracket("delta", epsilon) or self.otherwise.delta(epsilon)
+        return self.profile.bracket("delta", epsilon) or self.fallback.delta(epsilon)
 
     def epsilon(self, delta: float) -> Interval:
         low, high = self.profile.bracket("epsilon", delta) or (0.0, math.inf)
         if math.isfinite(high):
             return low, high
-        otherwise = self.otherwise.epsilon(delta)  # No eps on the profile's grid suffices.
-        return max(low, otherwise[0]), otherwise[1]
+        fallback = self.fallback.epsilon(delta)  # No eps on the profile's grid suffices.
+        return max(low, fallback[0]), fallback[1]
 
-    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
-        def tangent_points(alpha: float, is_flat: bool) -> np.ndarray:
-            return points_around_tangent(self.otherwise.grid.guarantee.estimate_delta, alpha, is_flat, largest_loss)
-
+    def curve_point(self, alpha: float, largest_loss: float) -> CurvePoint:
+        estimate = self.fallback.grid.guarantee.estimate_delta
+        tangent_points = partial(points_around_tangent, estimate, largest_loss=largest_loss)
         return curve_point(self.delta, tangent_points, alpha, largest_loss)
 
 
 @dataclass(frozen=True)
-class FromBothSides(Bounds):
+class UpperAndAttained(Bounds):
     """The bounds of pairs that need not be attained, of which the lower ends are those of pairs that are."""
 
     upper: Bounds
@@ -80,8 +79,8 @@ class FromBothSides(Bounds):
     def upper_epsilon(self, delta: float) -> float:
         return self.upper.upper_epsilon(delta)
 
-    def errors(self, alpha: float, largest_loss: float) -> CurvePoint:
-        high, low = self.upper.errors(alpha, largest_loss), [bounds.errors(alpha) for bounds in self.lower]
+    def curve_point(self, alpha: float, largest_loss: float) -> CurvePoint:
+        high, low = self.upper.curve_point(alpha, largest_loss), [bounds.curve_point(alpha) for bounds in self.lower]
         error, power = high.error[0], high.power[1]
         return CurvePoint(
             (error, max(min(point.error[1] for point in low), error)),
@@ -97,13 +96,13 @@ class RigorousBounds:
         self.guarantee, self.width = guarantee, width  # The relative width aimed at on grids.
         self.delta = lru_cache(_MAX_REMEMBERED)(self._delta)
         self.epsilon = lru_cache(_MAX_REMEMBERED)(self._epsilon)
-        self.errors = lru_cache(_MAX_REMEMBERED)(self._errors)
+        self.curve_point = lru_cache(_MAX_REMEMBERED)(self._curve_point)
 
     @cached_property
     def method(self) -> Bounds:
         """Return the narrowest method that applies, with lower ends of pairs that are attained."""
         lower = [RigorousBounds(attained, self.width) for attained in self.guarantee.attained()]
-        return FromBothSides(self._upper_method, lower) if lower else self._upper_method
+        return UpperAndAttained(self._upper_method, lower) if lower else self._upper_method
 
     @cached_property
     def _upper_method(self) -> Bounds:
@@ -115,7 +114,7 @@ class RigorousBounds:
             if bounds is not None:
                 return bounds
         by_grid, adaptive = GridOrRenyi(GridBracket(self.guarantee, self.width)), self.guarantee.adaptive_profile
-        return by_grid if adaptive is None else ByDirections(adaptive, by_grid)
+        return by_grid if adaptive is None else AdaptiveOrGrid(adaptive, by_grid)
 
     @cached_property
     def largest_loss(self) -> float:
@@ -162,10 +161,10 @@ class RigorousBounds:
     def upper_epsilon(self, delta: float) -> float:
         return min(self.method.upper_epsilon(delta), self.largest_loss)
 
-    def _errors(self, alpha: float) -> CurvePoint:
+    def _curve_point(self, alpha: float) -> CurvePoint:
         """Return bounds of the trade-off curve at alpha in [0, 1]."""
         if 0 < alpha < 1 and self.largest_loss > 0:
-            return self.method.errors(alpha, self.largest_loss)
+            return self.method.curve_point(alpha, self.largest_loss)
         low, high = self._infinite_loss_bounds if alpha == 0 else (alpha, alpha)
         return CurvePoint.of_power(low, high, alpha)
 
@@ -175,6 +174,6 @@ class RigorousBounds:
         infinite = self.guarantee.infinity_mass if math.isinf(self.largest_loss) else 0.0
         infinite = max(0.0, infinite)  # Not -0.
         low = infinite * (1 - MASS_ERROR)
-        if isinstance(self.method, FromBothSides):
+        if isinstance(self.method, UpperAndAttained):
             low = min(max(bounds._infinite_loss_bounds[0] for bounds in self.method.lower), low)
         return low, min(infinite * (1 + MASS_ERROR), 1.0)

@@ -68,7 +68,7 @@ class MonotonePieces:
     """Pieces on which the loss is monotone and finite."""
 
     source: SmoothPieces  # The smooth pieces of which these are parts.
-    number: np.ndarray  # The number of the smooth piece that contains each.
+    source_index: np.ndarray  # The number of the smooth piece that contains each.
     lower: np.ndarray  # The lower ends.
     upper: np.ndarray  # The upper ends.
 
@@ -76,15 +76,15 @@ class MonotonePieces:
         return len(self.lower)
 
     def p(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        return np.exp(self.source.log_p(x, self.number[piece]))
+        return np.exp(self.source.log_p(x, self.source_index[piece]))
 
     def q(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        return np.exp(self.source.log_q(x, self.number[piece]))
+        return np.exp(self.source.log_q(x, self.source_index[piece]))
 
     def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        return np.asarray(self.source.loss(x, self.number[piece]))
+        return np.asarray(self.source.loss(x, self.source_index[piece]))
 
-    def inset(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+    def move_off_ends(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
         """Return the points moved off the ends of their pieces, where densities may jump."""
         inset = _INSET * (self.upper - self.lower)[piece]
         return np.clip(x, self.lower[piece] + inset, self.upper[piece] - inset)
@@ -99,7 +99,9 @@ class MonotonePieces:
         index = np.arange(len(self))
         if self.intervals is not None:  # Whose losses are continuous up to their ends.
             return self.loss(self.lower, index), self.loss(self.upper, index)
-        return self.loss(self.inset(self.lower, index), index), self.loss(self.inset(self.upper, index), index)
+        return self.loss(self.move_off_ends(self.lower, index), index), self.loss(
+            self.move_off_ends(self.upper, index), index
+        )
 
     @property
     def intervals(self) -> LossIntervals | None:
@@ -112,10 +114,10 @@ class MonotonePieces:
         """
         lower, upper = self.lower[piece], self.upper[piece]
         if self.source.inverse is not None:
-            x = np.clip(self.source.inverse(level, self.number[piece]), lower, upper)
+            x = np.clip(self.source.inverse(level, self.source_index[piece]), lower, upper)
             return x, LOSS_UNITS * UNIT_ROUNDOFF * (1 + np.abs(level))
         numbers = np.arange(len(self))
-        inner = self.inset(self.lower, numbers), self.inset(self.upper, numbers)
+        inner = self.move_off_ends(self.lower, numbers), self.move_off_ends(self.upper, numbers)
         x, error = points_at_levels(self.loss, inner, level, piece)
         return np.where(x == inner[0][piece], lower, np.where(x == inner[1][piece], upper, x)), error
 
@@ -133,7 +135,7 @@ class MonotonePieces:
             raise UnknownSteepnessError(unknown)
         width = panels.end - panels.start
         try:
-            steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
+            steep = self.source.steepness(panels.start, panels.end, self.source_index[panels.piece])
         except TypeError as error:  # Of noise that states none.
             raise UnknownSteepnessError(unknown) from error
         splits = np.maximum(np.ceil(width * steep / max_steepness), 1.0)
@@ -186,39 +188,39 @@ def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
 
 def _split(source: SmoothPieces) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], MonotonePieces, float]:
     """Return (p, q, loss) of atoms, all other pieces, and mass of p that may have an infinite loss."""
-    stated: SmoothPieces | LossIntervals = source if source.intervals is None else source.intervals
-    lower, upper = np.asarray(stated.lower, np.float64), np.asarray(stated.upper, np.float64)
-    number = np.flatnonzero(upper > lower)
-    lower, upper = lower[number], upper[number]
-    count = int(np.clip(_TOTAL_SAMPLES // max(len(number), 1), _MIN_SAMPLES, _SAMPLES))
+    end_source: SmoothPieces | LossIntervals = source if source.intervals is None else source.intervals
+    lower, upper = np.asarray(end_source.lower, np.float64), np.asarray(end_source.upper, np.float64)
+    source_index = np.flatnonzero(upper > lower)
+    lower, upper = lower[source_index], upper[source_index]
+    count = int(np.clip(_TOTAL_SAMPLES // max(len(source_index), 1), _MIN_SAMPLES, _SAMPLES))
     inset = _INSET * (upper - lower)
     fractions = unit_grid_dense_at_ends(count)
     x = (lower + inset)[:, None] * (1 - fractions) + (upper - inset)[:, None] * fractions
-    level = np.asarray(source.loss(x, number[:, None]))
-    infinite = np.all(np.isinf(level), axis=1)
+    loss = np.asarray(source.loss(x, source_index[:, None]))
+    infinite = np.all(np.isinf(loss), axis=1)
     constant = infinite | (
-        np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT_RTOL * (1 + np.abs(level).max(1))
+        np.ptp(np.where(infinite[:, None], 0.0, loss), axis=1) <= _CONSTANT_RTOL * (1 + np.abs(loss).max(1))
     )
-    p, q, error = _masses_of_pieces(MonotonePieces(source, number[constant], lower[constant], upper[constant]))
+    p, q, error = _masses_of_pieces(MonotonePieces(source, source_index[constant], lower[constant], upper[constant]))
     # The mass of a short piece next to a long one is not known as well as that of an atom.
     is_infinite = infinite[constant]
     is_atom = is_infinite | (error <= MASS_ERROR / 2 * p)
     p, unknown_mass = np.where(is_infinite, np.maximum(p - error, 0.0), p), 2 * float(error[is_infinite].sum())
-    atoms = p[is_atom], q[is_atom], level[constant, len(fractions) // 2][is_atom]
+    atoms = p[is_atom], q[is_atom], loss[constant, len(fractions) // 2][is_atom]
     constant[constant] = is_atom
-    number, lower, upper, x, level = (column[~constant] for column in (number, lower, upper, x, level))
+    source_index, lower, upper, x, loss = (column[~constant] for column in (source_index, lower, upper, x, loss))
     if source.intervals is not None:  # The loss is stated to be monotone on every piece.
-        _check_monotone(level)
-        return atoms, MonotonePieces(source, number, lower, upper), unknown_mass
-    turn, row = turning_points(lambda v, row: np.asarray(source.loss(v, number[row])), x)
+        _check_monotone(loss)
+        return atoms, MonotonePieces(source, source_index, lower, upper), unknown_mass
+    turn, row = turning_points(lambda v, row: np.asarray(source.loss(v, source_index[row])), x)
     starts, ends, rows = split_intervals(lower, upper, turn, row)
-    return atoms, MonotonePieces(source, number[rows], starts, ends), unknown_mass
+    return atoms, MonotonePieces(source, source_index[rows], starts, ends), unknown_mass
 
 
-def _check_monotone(level: np.ndarray) -> None:
+def _check_monotone(loss: np.ndarray) -> None:
     """Raise ValueError if losses along the rows turn by more than rounding errors."""
-    change = np.diff(level, axis=1)
-    size = np.where(np.isfinite(level), np.abs(level), 0.0).max(1, initial=0.0)
+    change = np.diff(loss, axis=1)
+    size = np.where(np.isfinite(loss), np.abs(loss), 0.0).max(1, initial=0.0)
     allowed = (_MONOTONE_TOLERANCE * (1 + size))[:, None]
     if ((change > allowed).any(1) & (change < -allowed).any(1)).any():
         raise ValueError(
@@ -230,7 +232,7 @@ def _check_monotone(level: np.ndarray) -> None:
 def _masses_of_pieces(pieces: MonotonePieces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if pieces.intervals is not None:
         level = np.tile([-np.inf, np.inf], len(pieces))
-        masses = pieces.intervals.measure(level, np.repeat(pieces.number, 2))
+        masses = pieces.intervals.measure(level, np.repeat(pieces.source_index, 2))
         return masses.p[::2], masses.q[::2], masses.p_error[::2]
     panels = pieces.refined(pieces.panels(), ACCURATE_STEEPNESS) if len(pieces) else pieces.panels()
     p, q = (np.bincount(panels.piece, mass, len(pieces)) for mass in pieces.masses(panels))

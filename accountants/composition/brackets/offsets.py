@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -50,22 +50,32 @@ def _masses_of_panels(pieces: MonotonePieces, panels: Panels) -> tuple[np.ndarra
     falls = level[:, :1] > level[:, -1:]
     level = np.maximum.accumulate(np.where(falls, level[:, ::-1], level), 1)
     level[:, 0], level[:, -1] = -np.inf, np.inf
-    measured = cast(LossIntervals, pieces.intervals).measure(level.ravel(), np.repeat(pieces.number, panel_count + 1))
+    measured = cast(LossIntervals, pieces.intervals).measure(
+        level.ravel(), np.repeat(pieces.source_index, panel_count + 1)
+    )
     masses = (np.append(mass, 0.0).reshape(-1, panel_count + 1)[:, :-1] for mass in (measured.p, measured.q))
     return tuple(np.where(falls, mass[:, ::-1], mass).ravel() for mass in masses)  # type: ignore[return-value]
 
 
-def two_heaviest_atoms(losses: MonotoneLoss) -> tuple[float, float, float]:
-    """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
+class TwoAtoms(NamedTuple):
+    """The two heaviest finite atoms of a loss; 0 for what is absent."""
+
+    loss: float  # The loss of the heaviest one.
+    gap: float  # The distance of the second one.
+    second_mass: float
+
+
+def two_heaviest_atoms(losses: MonotoneLoss) -> TwoAtoms:
+    """Return the two heaviest finite atoms; those up to ``_MIN_ATOM`` count as absent."""
     is_atom = np.isfinite(losses.loss) & (losses.p > _MIN_ATOM)
     if not is_atom.any():
-        return 0.0, 0.0, 0.0
+        return TwoAtoms(0.0, 0.0, 0.0)
     p, q, loss = (column[is_atom] for column in (losses.p, losses.q, losses.loss))
     heaviest, (distance,), (mass,) = heaviest_atoms(PrivacyLossDistribution(p, q, loss, 0 * p), p)
-    return float(heaviest), abs(float(distance)) if mass > 0 else 0.0, float(mass)
+    return TwoAtoms(float(heaviest), abs(float(distance)) if mass > 0 else 0.0, float(mass))
 
 
-def different_atoms(losses: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
+def distinct_atoms(losses: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
     """Return the finite losses of the heaviest atoms, heaviest first, and their masses; equal losses are one."""
     is_atom = np.isfinite(losses.loss) & (losses.p > 0)
     scale = float(np.abs(losses.loss[is_atom]).max(initial=1e-300))
@@ -80,16 +90,17 @@ def different_atoms(losses: MonotoneLoss) -> tuple[np.ndarray, np.ndarray]:
 def best_offset(losses: MonotoneLoss, step: float, rough: PrivacyLossDistribution | None = None) -> float:
     """Return an offset that puts an atom on the grid, or else the mean loss of a group of losses.
 
-    On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower. The
-    group is that of the lowest losses, or of much mass within a step, by rough losses. A lone atom counts as the grid
-    point below it, so that of the heaviest atoms, that one is on the grid for which others are least above grid points.
+    A loss off the grid may count as the grid point below it, so the grid should go through the heaviest losses.
+    With atoms, the grid goes through that one of the heaviest for which the mean distance of all atoms above their grid
+    points is least. Without, it goes through the mean of a group: of the losses of a step with much mass, by rough
+    losses, or else of the lowest losses, near which most of the mass is on samples.
     """
     if not losses.pieces or (np.isfinite(losses.loss) & (losses.p > 0)).any():
-        loss, p = different_atoms(losses)
+        loss, p = distinct_atoms(losses)
         position = (loss - loss[:_ATOMS_ON_GRID, None]) / step
-        above_grid = ((position - np.floor(position + ON_GRID)) * p).sum(1)
-        above_grid[1:] += _OFFSET_ABOVE  # The heaviest one, if that hardly matters.
-        return float(loss[above_grid.argmin()]) if len(loss) else 0.0
+        mean_excess = ((position - np.floor(position + ON_GRID)) * p).sum(1)
+        mean_excess[1:] += _OFFSET_ABOVE  # The heaviest one, if that hardly matters.
+        return float(loss[mean_excess.argmin()]) if len(loss) else 0.0
     lowest = min(float(np.min(pieces.end_losses)) for pieces in losses.pieces)
     start = max(lowest, -np.inf if rough is None else _crowded_loss(rough, step))
     levels = start + 3 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
@@ -126,7 +137,7 @@ def _masses_between_levels(pieces: MonotonePieces, levels: np.ndarray) -> tuple[
         return np.zeros(len(levels) - 1), np.zeros(len(levels) - 1)
     if pieces.intervals is not None:
         cuts = np.tile(levels, len(index))
-        masses = pieces.intervals.measure(cuts, np.repeat(pieces.number[index], len(levels)))
+        masses = pieces.intervals.measure(cuts, np.repeat(pieces.source_index[index], len(levels)))
         sums = [np.append(mass, 0.0).reshape(-1, len(levels))[:, :-1].sum(0) for mass in (masses.p, masses.q)]
     else:
         points = pieces.inverse(np.tile(levels, len(index)), np.repeat(index, len(levels)))[0].reshape(-1, len(levels))

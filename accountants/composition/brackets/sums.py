@@ -21,24 +21,24 @@ from typing import cast
 
 import numpy as np
 
-from accountants.composition.brackets.masses import RATIO, Masses, coarsened
+from accountants.composition.brackets.masses import RATIO, GridReleases, coarsen
 from accountants.composition.brackets.monotone import NoGridError, TooManyPointsError
-from accountants.composition.self_composed import integer_power
+from accountants.composition.repeated import integer_power
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 from dpkernels.shapes import Complex, Float, Int
 
-BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
-_NEGLIGIBLE = 1e-11  # The tilted mass, of the whole sum, that may wrap around all grids.
+REPORTS_PER_BLOCK = RATIO**2  # The reports of a stage that are one report of the next stage.
+_NEGLIGIBLE = 1e-11  # The tilted mass of the whole sum that may wrap around all grids.
 _MAX_POINTS = 1 << 21  # The most points of a grid: 16 MiB an array.
 _NEGLIGIBLE_EXPONENT = 60.0  # Weights below e^-x are bounded, not computed.
 _SUMMARY = 256  # The points that represent a distribution in Chernoff bounds.
 _LIGHT = 1e-20  # Lighter masses, relative to the heaviest one, have a bound of their own for the error of exponents.
 SECOND_ORDER = 1.01  # The factor on an error, for its terms of second order, which are small.
 _MIN_FLOAT = 5e-324  # The least positive float.
-_MIXING_ROUNDING = 2.0**-40  # More than the relative rounding errors of a randomised test between two losses.
-_BLOCK_ENTRIES = 1 << 21  # About how many entries of spectra are multiplied at once,
-_MIN_BLOCK = 1 << 12  # and the fewest of each.
+_MIXING_RTOL = 2.0**-40  # More than the relative rounding errors of a randomised test between two losses.
+_BLOCK_ENTRIES = 1 << 21  # About how many entries of all spectra are multiplied at once,
+_MIN_BLOCK = 1 << 12  # and the fewest entries of one spectrum.
 _MAX_RARE = 60  # The most rare losses of a sum.
 
 
@@ -50,8 +50,19 @@ def stage_count(count: int) -> int:
     """Return the number of stages for so many reports of one kind."""
     stages = 0
     while count > _MAX_UNSTAGED_COUNT:
-        count, stages = count // BLOCK, stages + 1
+        count, stages = count // REPORTS_PER_BLOCK, stages + 1
     return stages
+
+
+def entry_stage(count: int, max_count: int, stages: int) -> int:
+    """Return the stage at which so many reports enter a sum whose largest term has ``max_count`` of them.
+
+    Few reports enter late, on a coarser grid: at a stage at which blocks of the largest term are about as few.
+    """
+    stage = 0
+    while stage < stages and count * REPORTS_PER_BLOCK ** (stage + 1) <= max_count:
+        stage += 1
+    return stage
 
 
 class NotRareError(TooManyPointsError):
@@ -68,20 +79,20 @@ class ComposedBounds:
     log_scale: float  # The log of the sum of e^(c S) p(S).
     infinite: float  # 1 - prod (1 - m)^n.
     error: float  # A bound on the 2-norm of the error of g.
-    misplaced: float  # A bound on the tilted mass that is beyond the grid, or at any wrong place.
-    rounding: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
+    misplaced_mass: float  # A bound on the tilted mass that is beyond the grid, or at any wrong place.
+    rounding_rtol: float = 1e-13  # A bound on the relative error of the tilted masses and of e^log_scale.
     largest_addend: float = 0.0  # The largest absolute value of the numbers whose sums the losses are.
 
     def loss_error(self, epsilon: float) -> float:
         return 4 * UNIT_ROUNDOFF * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()) + self.largest_addend)
 
-    def nudged(self, epsilon: float, side: int) -> float:
+    def shifted_by_loss_error(self, epsilon: float, side: int) -> float:
         """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
         return epsilon - side * self.loss_error(epsilon)
 
     def delta(self, epsilon: float, side: int) -> float:
         """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
-        c, epsilon = self.tilt, self.nudged(epsilon, side)
+        c, epsilon = self.tilt, self.shifted_by_loss_error(epsilon, side)
         start, stop = np.searchsorted(
             self.loss, [epsilon, epsilon + _NEGLIGIBLE_EXPONENT / max(c, 1e-300)], side="right"
         )
@@ -89,10 +100,10 @@ class ComposedBounds:
         weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:stop]).sum()
-        rounding = self.rounding + 4 * UNIT_ROUNDOFF * c * (abs(epsilon) + self.largest_addend)
-        value += side * (self.error * norm(weight) + self.misplaced * peak + rounding * value)
+        rounding_rtol = self.rounding_rtol + 4 * UNIT_ROUNDOFF * c * (abs(epsilon) + self.largest_addend)
+        value += side * (self.error * norm(weight) + self.misplaced_mass * peak + rounding_rtol * value)
         if side > 0 and stop < len(self.loss):  # Weights that are negligible.
-            remaining = float(self.g[stop:].sum()) * (1 + rounding) + self.error * math.sqrt(len(self.g))
+            remaining = float(self.g[stop:].sum()) * (1 + rounding_rtol) + self.error * math.sqrt(len(self.g))
             value += math.exp(-_NEGLIGIBLE_EXPONENT) * remaining
         exponent = self.log_scale - c * epsilon
         if exponent > MAX_EXPONENT and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
@@ -106,23 +117,23 @@ class ComposedBounds:
             raise NoGridError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))
 
-    def noise(self, epsilon: float) -> float:
+    def delta_rounding_rtol(self, epsilon: float) -> float:
         """Return the error of delta at eps that does not depend on the step, relative to delta."""
-        bare = replace(self, error=0.0, misplaced=0.0, rounding=0.0).delta(epsilon, 1)
+        bare = replace(self, error=0.0, misplaced_mass=0.0, rounding_rtol=0.0).delta(epsilon, 1)
         return self.delta(epsilon, 1) / bare - 1 if bare > 0 else 0.0
 
-    def tail(self, index: int) -> tuple[float, float]:
-        """Return an upper bound of the mass of q, and a lower bound of that of p, of all losses from an index on."""
+    def tail_masses(self, index: int) -> tuple[float, float]:
+        """Return (upper bound of the mass of q, lower bound of the mass of p) of all losses from an index on."""
         c, start = self.tilt, float(self.loss[index])
         exponent = self.log_scale - c * start
         if max(exponent, exponent - start) > MAX_EXPONENT:  # The tilt is for a distant eps.
             return 1.0, self.infinite
         s, g = self.loss[index:] - start, self.g[index:]
-        rounding = self.rounding + 2 * (c + 1) * self.loss_error(start)
+        rounding_rtol = self.rounding_rtol + 2 * (c + 1) * self.loss_error(start)
         masses = []
         for side, weight in ((1, np.exp(-(c + 1) * s)), (-1, np.exp(-c * s))):
             value = (weight * g).sum()
-            masses.append(value + side * (self.error * norm(weight) + self.misplaced + rounding * value))
+            masses.append(value + side * (self.error * norm(weight) + self.misplaced_mass + rounding_rtol * value))
         q, p = math.exp(exponent - start) * masses[0] + _MIN_FLOAT, math.exp(exponent) * max(masses[1], 0.0)
         return min(q, 1.0), min(self.infinite + p, 1.0)
 
@@ -150,7 +161,7 @@ class ComposedBounds:
         return max(float(self.loss[min(max(index - 1, 0), len(self.loss) - 1)]), 0.0)
 
     @proven("trade_off#proof")
-    def test(self, alpha: float, is_flat: bool) -> float:
+    def test_bound(self, alpha: float, is_flat: bool) -> float:
         """Return a power that is at most that of the steep lines at alpha; or an error, at least that of the flat ones.
 
         Tests reject from some loss on, at random between two losses. Of a test of level q and power p, delta is at
@@ -159,15 +170,15 @@ class ComposedBounds:
         """
         index, target = self._threshold(alpha, is_flat), 1 - alpha
         indices = {min(max(index + step, 0), len(self.loss) - 1) for step in (-2, -1, 0, 1)}
-        tests = sorted([(0.0, self.infinite), (1.0, 1.0), *map(self.tail, indices)])
+        tests = sorted([(0.0, self.infinite), (1.0, 1.0), *map(self.tail_masses, indices)])
         for (q, p), (q_further, p_further) in itertools.pairwise(tests):
             if is_flat and p < target < p_further:
                 tests.append((q + (q_further - q) * (target - p) / (p_further - p), target))
             if not is_flat and q < alpha < q_further:
                 tests.append((alpha, p + (p_further - p) * (alpha - q) / (q_further - q)))
         if is_flat:
-            return min(q + max(target - p, 0.0) for q, p in tests) * (1 + _MIXING_ROUNDING)
-        return max(p + alpha - q for q, p in tests if q <= alpha) * (1 - _MIXING_ROUNDING)
+            return min(q + max(target - p, 0.0) for q, p in tests) * (1 + _MIXING_RTOL)
+        return max(p + alpha - q for q, p in tests if q <= alpha) * (1 - _MIXING_RTOL)
 
     def estimate_epsilon(self, delta: float) -> float | None:
         """Return about the eps at which the profile without errors is delta, if it is on the grid."""
@@ -187,7 +198,7 @@ class ComposedBounds:
 
 @proven("sums#proof")
 def compose(
-    terms: Sequence[Masses], step: float, tilt: float, side: int = 0, stages: int = 0, *, is_linear: bool = False
+    terms: Sequence[GridReleases], step: float, tilt: float, side: int = 0, stages: int = 0, *, is_linear: bool = False
 ) -> ComposedBounds:
     """Return the distribution of the sum of independent losses, on a grid of at most 2^21 points.
 
@@ -199,12 +210,12 @@ def compose(
     negligible = _NEGLIGIBLE / (2 + stages)
     tilted: list[_Tilted] = []
     mixtures: list[_Mixture] = []
-    lost = 0.0
+    lost_mass = 0.0
     for masses in terms:
         common, mixture, lost_by_tilt = _tilted(masses, step, tilt, side, negligible)
         tilted += [common] if common.count else []  # Of few losses all may be rare.
         mixtures += [] if mixture is None else [mixture]
-        lost += lost_by_tilt
+        lost_mass += lost_by_tilt
     offset, offsets = sum_offsets(terms)
     with np.errstate(divide="ignore"):
         log_finite = sum(term.count * np.log1p(-min(term.infinite, 1.0)) for term in terms)
@@ -217,17 +228,17 @@ def compose(
         current = [term for term in tilted if term.stage <= stage]
         total = float(sum(term.count for term in current))
         for term in current:
-            block_count, remainder = divmod(term.count, BLOCK)
-            sizes = {size: count for size, count in ((BLOCK, block_count), (remainder, 1)) if size * count}
+            block_count, remainder = divmod(term.count, REPORTS_PER_BLOCK)
+            sizes = {size: count for size, count in ((REPORTS_PER_BLOCK, block_count), (remainder, 1)) if size * count}
             blocks = _blocks(term, list(sizes), step, tilt, side, negligible / total, is_linear=is_linear)
             for (block, error), count in zip(blocks, sizes.values(), strict=True):
                 coarser.append(replace(block, count=count))
-                lost += count * error
+                lost_mass += count * error
                 # A coarser grid moves losses by roundings of its steps.
                 shift += 32 * UNIT_ROUNDOFF * count * RATIO * step
         # Errors are relative to the tilted mass, which coarser grids change.
         change = -sum(term.count * term.change for term in coarser if term.stage > stage)
-        lost *= math.exp(min(max(0.0, change), MAX_EXPONENT))
+        lost_mass *= math.exp(min(max(0.0, change), MAX_EXPONENT))
         tilted, step = coarser, step * RATIO
     # The losses of mixtures are moved by less than as many roundings of the largest one.
     shift += sum(32 * UNIT_ROUNDOFF * RATIO * step * (1 + mixture.count) for mixture in mixtures)
@@ -249,13 +260,13 @@ def compose(
         sum(term.count * term.log_scale for term in addends) + tilt * offset,
         infinite,
         error,
-        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost * SECOND_ORDER, MAX_EXPONENT)),
-        1e-13 + sum(term.count * term.rounding for term in addends) + 4 * UNIT_ROUNDOFF * abs(tilt) * offsets,
+        tails.mass_outside(lower - 1, size - lower - 2) + math.expm1(min(lost_mass * SECOND_ORDER, MAX_EXPONENT)),
+        1e-13 + sum(term.count * term.rounding_rtol for term in addends) + 4 * UNIT_ROUNDOFF * abs(tilt) * offsets,
         offsets + (abs(lowest) + size) * step,
     )
 
 
-def sum_offsets(terms: Sequence[Masses]) -> tuple[float, float]:
+def sum_offsets(terms: Sequence[GridReleases]) -> tuple[float, float]:
     """Return the sum of all offsets, and that of their absolute values."""
     offsets = [term.count * term.offset for term in terms]
     return sum(offsets), len(offsets) * sum(map(abs, offsets))
@@ -269,16 +280,16 @@ class _Tilted:
     """
 
     g: Float[np.ndarray, " points"]
-    first: int
+    first_index: int
     log_scale: float
     count: int
-    rounding: float
+    rounding_rtol: float
     stage: int = 0
     change: float = 0.0  # The log of the change of the tilted mass of one block on its last grid.
 
     @cached_property
     def points(self) -> tuple[Float[np.ndarray, " summary"], Float[np.ndarray, " summary"]]:
-        return _summary(self.g, self.first)
+        return _summary(self.g, self.first_index)
 
     @property
     def mean_and_variance(self) -> tuple[float, float]:
@@ -297,10 +308,10 @@ class _Tilted:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """The sum of ``count`` losses, of which at most all are rare, as a mixture over the number of rare ones.
+    """The sum of ``count`` losses, each common or rare, as a mixture over how many of them are rare: from none to all.
 
-    Masses are tilted. Those of a rare loss sum to about 1, and so do those of each sum of common losses. Such a sum is
-    that of groups of ``group`` losses, and of the others.
+    If j of them are rare, the sum is that of j rare losses and of ``count`` - j common ones, which are split into
+    groups of one size and a remainder of fewer. All masses are tilted and sum to about 1.
     """
 
     groups: list[tuple[np.ndarray, int]]  # Of each number of groups: masses on the last grid, and the first point.
@@ -308,7 +319,7 @@ class _Mixture:
     rare: tuple[np.ndarray, int]
     weights: Float[np.ndarray, " rare_counts"]  # The probability of each number of rare losses.
     log_scale: float  # That of one loss.
-    rounding: float
+    rounding_rtol: float
 
     @property
     def count(self) -> int:
@@ -362,63 +373,65 @@ class _Mixture:
 
 
 def _tilted(
-    term: Masses, step: float, tilt: float, side: int = 0, negligible: float = 1.0
+    term: GridReleases, step: float, tilt: float, side: int = 0, negligible: float = 1.0
 ) -> tuple[_Tilted, _Mixture | None, float]:
     """Return the tilted masses, those of rare losses apart, and a bound of the tilted mass that is left out."""
     step = step * RATIO**term.stage
     arrays = [(term, step), *([] if term.tail is None else [(term.tail, term.ratio * step)])]
     if not any(array.mass.any() for array, _ in arrays):  # All losses are infinite.
-        return _Tilted(0 * term.mass, term.first, 0.0, term.count, 0.0, term.stage), None, 0.0
+        return _Tilted(0 * term.mass, term.first_index, 0.0, term.count, 0.0, term.stage), None, 0.0
     logs, log_mass = [], []
     for array, width in arrays:
         with np.errstate(divide="ignore"):
             log_mass.append(np.log(array.mass))
-        logs.append(log_mass[-1] + tilt * width * (array.first + np.arange(len(array.mass), dtype=float)))
+        logs.append(log_mass[-1] + tilt * width * (array.first_index + np.arange(len(array.mass), dtype=float)))
     top = max(array.max() for array in logs)
     g = [np.exp(array - top) for array in logs]
     # The exponents' errors, by those of masses that matter.
-    terms, lost = 32.0 + abs(top), 0.0
+    terms, lost_mass = 32.0 + abs(top), 0.0
     for log, mass, array in zip(logs, log_mass, g, strict=True):
         heavy, light = array > _LIGHT, (array > 0) & (array <= _LIGHT)
         terms += np.abs(mass[heavy]).max(initial=0.0) + 2 * np.abs(log[heavy] - mass[heavy]).max(initial=0.0)
-        lost += float(
+        lost_mass += float(
             (4 * UNIT_ROUNDOFF * (np.abs(mass[light]) + 2 * np.abs(log[light] - mass[light])) * array[light]).sum()
         )
-    often, rare = float(g[0].sum()), float(sum(array.sum() for array in g[1:]))
-    total = often + rare
-    log_scale, rounding = float(top + np.log(total)), 4 * UNIT_ROUNDOFF * float(terms)
-    common = _Tilted(g[0] / often if often else g[0], term.first, log_scale, term.count, rounding, term.stage)
-    lost *= term.count / total
-    if not rare or not often:
-        return common, None, lost
-    often, rare = often / total, rare / total
-    if term.count * rare > _MAX_RARE:
-        raise NotRareError(f"a sum has {term.count * rare:.3g} losses outside of the window in the mean")
+    common_mass, rare_mass = float(g[0].sum()), float(sum(array.sum() for array in g[1:]))
+    total = common_mass + rare_mass
+    log_scale, rounding_rtol = float(top + np.log(total)), 4 * UNIT_ROUNDOFF * float(terms)
+    common = _Tilted(
+        g[0] / common_mass if common_mass else g[0], term.first_index, log_scale, term.count, rounding_rtol, term.stage
+    )
+    lost_mass *= term.count / total
+    if not rare_mass or not common_mass:
+        return common, None, lost_mass
+    common_mass, rare_mass = common_mass / total, rare_mass / total
+    if term.count * rare_mass > _MAX_RARE:
+        raise NotRareError(f"a sum has {term.count * rare_mass:.3g} losses outside of the window in the mean")
     # The number of rare losses is binomial.
     number = np.arange(term.count + 1 if term.count < 4 * _MAX_RARE else 4 * _MAX_RARE)
     # Not by differences of large gamma functions.
     log_choices = np.append(0.0, np.cumsum(np.log((term.count - number[:-1]) / (number[:-1] + 1.0))))
-    weights = np.exp(log_choices + number * math.log(rare) + (term.count - number) * math.log1p(-rare))
+    weights = np.exp(log_choices + number * math.log(rare_mass) + (term.count - number) * math.log1p(-rare_mass))
     tail = np.append(np.cumsum(weights[::-1])[-2::-1], 0.0)
     most = min(int((tail > negligible).sum()), len(number) - 1, _MAX_RARE)
     group = math.isqrt(most) + 1
     sizes = [*range(1, min(group, most + 1)), *range(group, most + 1, group)]
     blocks = _blocks(replace(common, log_scale=0.0), sizes, step, tilt, side, negligible, term.ratio) if most else []
-    lost += 2 * max((error for _, error in blocks), default=0.0)
-    sums = [(block.g * math.exp(block.log_scale), block.first) for block, _ in blocks]
+    lost_mass += 2 * max((error for _, error in blocks), default=0.0)
+    sums = [(block.g * math.exp(block.log_scale), block.first_index) for block, _ in blocks]
     unit = np.ones(1), 0
     mixture = _Mixture(
         [unit, *sums[group - 1 :]],
         [unit, *sums[: group - 1]],
-        (g[1] / (rare * total), cast(Masses, term.tail).first),
+        (g[1] / (rare_mass * total), cast(GridReleases, term.tail).first_index),
         weights[: most + 1],
         log_scale,
-        rounding + 64 * UNIT_ROUNDOFF * (1 + math.log(1 + term.count)),
+        rounding_rtol + 64 * UNIT_ROUNDOFF * (1 + math.log(1 + term.count)),
     )
     # Further terms, whose ratios fall, are at most a geometric series.
-    ratio = (term.count - number[-1]) / (number[-1] + 1.0) * rare / often
-    lost += float(tail[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
-    return replace(common, count=term.count - most), mixture, lost
+    ratio = (term.count - number[-1]) / (number[-1] + 1.0) * rare_mass / common_mass
+    lost_mass += float(tail[most]) + (float(weights[-1]) * ratio / (1 - ratio) if ratio < 1 else 1.0)
+    return replace(common, count=term.count - most), mixture, lost_mass
 
 
 # Tails
@@ -512,7 +525,7 @@ def _blocks(
     *,
     is_linear: bool = False,
 ) -> list[tuple[_Tilted, float]]:
-    """Return sums of so many reports on a coarser grid, and bounds on the tilted mass at wrong places."""
+    """Return, for each size, the sum of so many reports on the next stage's grid, and a bound on its misplaced mass."""
     from scipy import fft
 
     largest = max(sizes)
@@ -522,19 +535,22 @@ def _blocks(
     mass_outside, mean = 2 * tails.mass_outside(lower - 1, length - lower - 2), tails.mean / largest
     if length > _MAX_POINTS:
         raise TooManyPointsError(f"sums of {largest} need {length} points at this step; at most {_MAX_POINTS} are used")
-    spectrum, eta, blocks = _spectrum(term.g, term.first, length), _eta(length), []
+    spectrum, eta, blocks = _spectrum(term.g, term.first_index, length), _eta(length), []
     for size in sizes:
         lowest = int(np.floor(size * mean)) - lower
         # Entries of spectra are at most 1, and each has an error of at most eta; see docs/proofs/sums.md.
         lower_power = integer_power(spectrum, size - 1) if size > 1 else np.ones_like(spectrum)
         power = lower_power * spectrum
         g = np.maximum(np.roll(fft.irfft(power, length), -(lowest % length)), 0.0)
-        error = size * eta * (SECOND_ORDER * _whole_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
-        error += (8 * UNIT_ROUNDOFF * size + eta) * _whole_norm(power) + mass_outside
-        mass, first = coarsened(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
+        error = size * eta * (SECOND_ORDER * _spectrum_norm(lower_power) + 1e-3 ** (size - 1) * math.sqrt(length))
+        error += (8 * UNIT_ROUNDOFF * size + eta) * _spectrum_norm(power) + mass_outside
+        mass, first = coarsen(*_trimmed(g, lowest, error), step, tilt, side, ratio, is_linear=is_linear)
         total = float(mass.sum())
-        log_scale, rounding = size * term.log_scale + math.log(total), size * term.rounding + 16 * UNIT_ROUNDOFF
-        block = _Tilted(mass / total, first, log_scale, 1, rounding, term.stage + 1, math.log(total))
+        log_scale, rounding_rtol = (
+            size * term.log_scale + math.log(total),
+            size * term.rounding_rtol + 16 * UNIT_ROUNDOFF,
+        )
+        block = _Tilted(mass / total, first, log_scale, 1, rounding_rtol, term.stage + 1, math.log(total))
         blocks.append((block, 2 * error))
     return blocks
 
@@ -543,11 +559,11 @@ def _trimmed(
     g: Float[np.ndarray, " points"], first: int, error: float
 ) -> tuple[Float[np.ndarray, " kept_points"], int]:
     """Return the masses without ends that add up to no more than an error bound, as those by rounding do."""
-    lower, upper = (min(_light(ends, error / 2), len(g) - 1) for ends in (g, g[::-1]))
+    lower, upper = (min(_count_within(ends, error / 2), len(g) - 1) for ends in (g, g[::-1]))
     return (g[lower : len(g) - upper], first + lower) if lower + upper < len(g) else (g, first)
 
 
-def _light(g: Float[np.ndarray, " points"], allowed: float) -> int:
+def _count_within(g: Float[np.ndarray, " points"], allowed: float) -> int:
     """Return how many of the first masses add up to no more than this, or fewer."""
     blocked_size = len(g) // _SUMMARY * _SUMMARY
     blocks = int((np.cumsum(g[:blocked_size].reshape(-1, _SUMMARY).sum(1)) <= allowed).sum())
@@ -576,7 +592,7 @@ def _spectrum(g: Float[np.ndarray, " points"], first: int, length: int) -> Compl
     return fft.rfft(cycle)
 
 
-def _whole_norm(spectrum: Complex[np.ndarray, " frequencies"]) -> float:
+def _spectrum_norm(spectrum: Complex[np.ndarray, " frequencies"]) -> float:
     """Return a bound on the 2-norm of a spectrum of which half is given."""
     return math.sqrt(2 * float((spectrum.real**2).sum() + (spectrum.imag**2).sum()))
 
@@ -592,7 +608,7 @@ def _transformed(
     from scipy import fft
 
     eta, half = _eta(size), size // 2 + 1
-    spectra = [_spectrum(term.g, term.first, size) for term in terms]
+    spectra = [_spectrum(term.g, term.first_index, size) for term in terms]
     spectra += [mixture.spectrum(size) for mixture in mixtures]
     # How many factors each one is, and how many errors there are.
     powers, counts = [term.count for term in terms] + [1] * len(mixtures), [term.count for term in terms]
@@ -607,10 +623,10 @@ def _transformed(
     # Where an entry is small, so is its power but for this.
     least = [1e-3 ** (count - 1) if count > 1 else 0.0 for count in counts]
     errors = [
-        count * (eta + 8 * UNIT_ROUNDOFF) * (SECOND_ORDER * slope_norm + least_entry)
-        for count, slope_norm, least_entry in zip(counts, norms, least, strict=True)
+        count * (eta + 8 * UNIT_ROUNDOFF) * (SECOND_ORDER * factor_norm + least_entry)
+        for count, factor_norm, least_entry in zip(counts, norms, least, strict=True)
     ]
-    error = sum(errors) + 8 * UNIT_ROUNDOFF * sum(counts) * _whole_norm(product) / math.sqrt(size)
+    error = sum(errors) + 8 * UNIT_ROUNDOFF * sum(counts) * _spectrum_norm(product) / math.sqrt(size)
     g = fft.irfft(product, size)
     return g, error + eta * norm(g)
 
@@ -618,22 +634,22 @@ def _transformed(
 def _product(
     spectra: Sequence[Complex[np.ndarray, " frequencies"]], powers: Sequence[int]
 ) -> tuple[Complex[np.ndarray, " frequencies"], Float[np.ndarray, " factors"]]:
-    """Return the product of powers at some entries, and for each factor the squares of what multiplies its errors.
+    """Return the product of all powers s^n, and for each s the sum of squares of s^(n - 1) times all other powers.
 
-    That is the power with one factor less, times all other powers: those before it and those after it.
+    An error of s changes the product by n times that factor, to first order.
     """
-    slopes = [
+    lower_powers = [
         integer_power(spectrum, n - 1) if n > 1 else np.ones_like(spectrum)
         for spectrum, n in zip(spectra, powers, strict=True)
     ]
-    factors = [slope * spectrum for slope, spectrum in zip(slopes, spectra, strict=True)]
+    factors = [lower_power * spectrum for lower_power, spectrum in zip(lower_powers, spectra, strict=True)]
     later_products = [np.ones_like(factors[0])]
     for factor in factors[:0:-1]:
         later_products.append(later_products[-1] * factor)
     product, squares = np.ones_like(factors[0]), []
-    for slope, factor, later_factors in zip(slopes, factors, later_products[::-1], strict=True):
-        cofactor = slope * product * later_factors
-        squares.append(float((cofactor.real**2).sum() + (cofactor.imag**2).sum()))
+    for lower_power, factor, later_factors in zip(lower_powers, factors, later_products[::-1], strict=True):
+        error_factor = lower_power * product * later_factors
+        squares.append(float((error_factor.real**2).sum() + (error_factor.imag**2).sum()))
         product = product * factor
     return product, np.array(squares)
 

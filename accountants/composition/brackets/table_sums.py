@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.brackets.masses import Masses
+from accountants.composition.brackets.masses import GridReleases
 from accountants.composition.brackets.monotone import MonotoneLoss, TooManyPointsError
 from accountants.composition.brackets.sums import ComposedBounds, compose, norm
 from accountants.loss_intervals import LOSS_UNITS
@@ -31,7 +31,7 @@ _HEAVY_SHARE = 0.1  # The mass of a group, over that of the heaviest one, from w
 _MASS_ERROR = 1e-12  # A bound on the relative error of the mass of an atom.
 _GRID_UNITS = 8  # The roundings of a loss up to which it is on the grid.
 _MIN_SHARE = 1e-3  # The least share of mass on the grid, of a whole sum, that matters.
-_BUMP_ROUNDING = 2.0**-40  # More than the relative rounding errors of the bump and of its numbers.
+_BUMP_RTOL = 2.0**-40  # More than the relative rounding errors of the bump and of its numbers.
 _MAX_EXPONENT = 300.0  # e^x, and its square, do not overflow float64, which ends at e^709.8.
 _MAX_POINTS = 1 << 20  # The most points of a grid of one loss.
 
@@ -49,11 +49,11 @@ class SpreadSum(ComposedBounds):
         """Return a lower bound (side -1) of the profile at eps."""
         if side != -1:
             raise ValueError(f"side: {side}; only the lower bound (-1) of the sum of losses is known")
-        epsilon = self.nudged(epsilon, side)
+        epsilon = self.shifted_by_loss_error(epsilon, side)
         added = _mean_of_bump(self, epsilon, self.deviation, self.reach, 1)
         if self.on_grid is not None:
             added -= _mean_of_bump(self.on_grid, epsilon, self.deviation, self.reach, -1)
-        return max(super().delta(epsilon, side) - max(added, 0.0) * (1 + _BUMP_ROUNDING), 0.0)
+        return max(super().delta(epsilon, side) - max(added, 0.0) * (1 + _BUMP_RTOL), 0.0)
 
 
 def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach: float, side: int) -> float:
@@ -69,14 +69,14 @@ def _mean_of_bump(total: ComposedBounds, epsilon: float, deviation: float, reach
         weight = deviation**2 / np.sqrt(2 * (deviation**2 + distance**2)) * np.exp(-total.tilt * x)
         largest = deviation / math.sqrt(2) * np.exp(total.tilt * max_distance)
         value = float((weight * total.g[start:stop]).sum())
-        rounding = total.rounding + 4 * UNIT_ROUNDOFF * total.tilt * (abs(epsilon) + total.largest_addend)
-        value += side * (total.error * norm(weight) + total.misplaced * float(largest) + rounding * value)
+        rounding_rtol = total.rounding_rtol + 4 * UNIT_ROUNDOFF * total.tilt * (abs(epsilon) + total.largest_addend)
+        value += side * (total.error * norm(weight) + total.misplaced_mass * float(largest) + rounding_rtol * value)
         mean = float(np.exp(total.log_scale - total.tilt * epsilon) * max(value, 0.0))
     return mean if math.isfinite(mean) else math.inf if side > 0 else 0.0
 
 
 @dataclass(frozen=True)
-class Table:
+class LossTable:
     """Losses of one mechanism, all of them atoms, that are composed ``count`` times."""
 
     p: Float[np.ndarray, " atoms"]  # The masses of the finite losses within a reach.
@@ -87,7 +87,7 @@ class Table:
     count: int
 
     @classmethod
-    def from_losses(cls, losses: MonotoneLoss, count: int, reach: tuple[float, float]) -> Table | None:
+    def from_losses(cls, losses: MonotoneLoss, count: int, reach: tuple[float, float]) -> LossTable | None:
         """Return the table of losses, or None if not all are atoms."""
         if losses.pieces:
             return None
@@ -122,7 +122,7 @@ class Table:
         is_heavy = distant_masses.max() > _HEAVY_SHARE * p.max()
         return float(loss[p.argmax()]), float(distance[distant_masses.argmax()]) if is_heavy else 0.0
 
-    def masses(self, offset: float, step: float, side: int) -> tuple[Masses, Masses]:
+    def masses(self, offset: float, step: float, side: int) -> tuple[GridReleases, GridReleases]:
         """Return the masses at grid points of all losses, spread, and of those that are on the grid.
 
         All errors are on the upper (side 1) or the lower (side -1) side. Groups of losses are a lower bound.
@@ -149,15 +149,15 @@ class Table:
         of_masses = max(_MASS_ERROR, LOSS_UNITS * UNIT_ROUNDOFF * size) + 2 * UNIT_ROUNDOFF * (len(self.p) + 8)
         of_losses = (LOSS_UNITS + _GRID_UNITS) * UNIT_ROUNDOFF * size + UNIT_ROUNDOFF * len(self.p) * step
 
-        def masses(mass: Float[np.ndarray, " points"]) -> Masses:
+        def masses(mass: Float[np.ndarray, " points"]) -> GridReleases:
             factor = 1 + side * of_masses
-            return Masses(mass * factor, first, offset + side * of_losses, infinite * factor, self.count)
+            return GridReleases(mass * factor, first, offset + side * of_losses, infinite * factor, self.count)
 
         return masses(all_masses), masses(on_grid)
 
 
 @proven("brackets#proof-of-6-tables")
-def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
+def lower_sum(tables: Sequence[LossTable], step: float, tilt: float) -> SpreadSum:
     """Return the sum of the losses of tables, spread on a grid of at most this step, for lower bounds."""
     atoms = [table.heaviest(step) for table in tables]
     step = _step_through(max(distance for _, distance in atoms), step)
@@ -166,8 +166,8 @@ def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
     spread = sum(masses.count for masses, on_grid in pairs if not np.array_equal(masses.mass, on_grid.mass))
     # The variance of one factor of W is at most sinh^2(h/2) = cosh^2(h/2) - 1, and cosh x <= e^(x^2/2).
     variance = math.expm1(min(spread * step**2 / 4, _MAX_EXPONENT))
-    reach = spread * step * (1 + _BUMP_ROUNDING)
-    deviation = math.sqrt(variance) * math.exp(min(reach, _MAX_EXPONENT)) * (1 + _BUMP_ROUNDING)
+    reach = spread * step * (1 + _BUMP_RTOL)
+    deviation = math.sqrt(variance) * math.exp(min(reach, _MAX_EXPONENT)) * (1 + _BUMP_RTOL)
     grid_share = math.prod(
         float(grid_masses.mass.sum() / max(masses.mass.sum(), 1e-300)) ** grid_masses.count
         for masses, grid_masses in pairs
@@ -181,7 +181,7 @@ def lower_sum(tables: Sequence[Table], step: float, tilt: float) -> SpreadSum:
 
 
 @proven("brackets#proof-of-2-above")
-def upper_sum(table: Table, step: float, tilt: float, epsilon: float) -> ComposedBounds:
+def upper_sum(table: LossTable, step: float, tilt: float, epsilon: float) -> ComposedBounds:
     """Return the sum of the losses of a table, spread on a grid with eps/n on it, for upper bounds.
 
     Losses next to eps/n, as those of nearly pure noise, then add nothing to delta if their sum is not above eps.

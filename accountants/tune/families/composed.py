@@ -14,11 +14,11 @@ from accountants import calibrate, recycling
 from accountants.calibrate.composed import gaussian_ratio, largest_budget
 from accountants.calibrate.shuffled_reports import log_budget, upper_delta
 from accountants.composition.brackets.dispatch import RigorousBounds
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
-from accountants.mechanism_guarantee import guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.family import Family, Member, checked

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, shuffled
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.repeated import ConvergenceError
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 

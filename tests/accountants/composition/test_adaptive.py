@@ -7,9 +7,15 @@ import pytest
 from two_piece import TwoPiece
 
 from accountants import guarantee
-from accountants.composition.adaptive import AdaptiveBounds, AdaptiveProfile, _chords, _direction_bounds, _lower_hull
+from accountants.composition.adaptive import (
+    AdaptiveDirectionBounds,
+    AdaptiveProfile,
+    _chords,
+    _direction_bounds,
+    _lower_hull,
+)
 from accountants.composition.brackets.dispatch import RigorousBounds
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee
 from dpkernels.distributions.gaussian import Gaussian
@@ -158,7 +164,7 @@ def test_lower_ends_next_to_the_largest_sum_of_losses(seed, share):
 def test_upper_ends_in_the_last_cells():
     """The last value was taken for the last three points, so that an eps up to a step too small was returned."""
     values = np.array([0.5, 0.3, 0.15, 0.05, 0.01])
-    bounds = AdaptiveBounds(0.5, values, values)
+    bounds = AdaptiveDirectionBounds(0.5, values, values)
     for i, value in enumerate(values):
         assert bounds.delta(0.5 * i)[1] == pytest.approx(value, rel=1e-15)
         assert bounds.epsilon(value * (1 + 1e-12))[1] == pytest.approx(0.5 * i, abs=1e-9)

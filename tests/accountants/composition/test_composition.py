@@ -16,7 +16,7 @@ import accountants
 import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.discrete import Atoms, randomised_response
 from accountants.guarantee import Guarantee
 from dpkernels.distributions.gaussian import Gaussian

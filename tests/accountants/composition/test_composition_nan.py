@@ -11,8 +11,8 @@ import accountants
 import dpkernels as dpk
 from accountants import guarantee, tune
 from accountants.composition import dispatch
-from accountants.composition.question import DeltaAt
-from accountants.composition.self_composed import RepeatedLoss
+from accountants.composition.quantity import DeltaAt
+from accountants.composition.repeated import RepeatedLoss
 
 MAKE = {
     "three losses": lambda z: tune.piecewise(epsilon=z, lower=0.0, upper=1.0).build({"eta": jnp.float64(3.0)}),

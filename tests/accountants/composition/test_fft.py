@@ -15,11 +15,11 @@ from scipy.special import gammaln
 import accountants
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee
-from accountants.composition import fft, self_composed
-from accountants.composition.direction import PANELS
+from accountants.composition import fft, repeated
 from accountants.composition.interpolation import POINTS, interpolate_on_grid, pointwise_maximum
-from accountants.composition.self_composed import ConvergenceError
+from accountants.composition.repeated import ConvergenceError
 from accountants.composition.three_point import ThreePointLoss, three_point_loss
+from accountants.composition.tilted_direction import PANELS
 from accountants.dominating_pairs.base import as_float64
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution
@@ -198,7 +198,7 @@ def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
     def moments(made, c):
         (part,) = made.repeated_losses(PANELS)[0]
         twice = pointwise_maximum([part.losses, part.losses])
-        return [self_composed.RepeatedLoss(n, 0.0, 1).tilted(c).log_scale for n in (part.losses, twice)]
+        return [repeated.RepeatedLoss(n, 0.0, 1).tilted(c).log_scale for n in (part.losses, twice)]
 
     for c in (0.5, 2.0):
         one, other = moments(as_float64(made), jnp.float64(c))

@@ -326,10 +326,10 @@ def test_a_table_is_symmetric_if_reversed():
         guarantee(one).subsample(0.3, "replace").terms for one in (table, dpk.duchi(epsilon=0.7, **UNIT))
     )
     assert len(ours.pairs) == len(theirs.pairs) == 1
-    assert (ours.count, ours.sampling_rate, ours.neighbours) == (
+    assert (ours.count, ours.sampling_rate, ours.adjacency) == (
         theirs.count,
         theirs.sampling_rate,
-        theirs.neighbours,
+        theirs.adjacency,
     )
     for one, other in zip(ours.pairs, theirs.pairs, strict=True):
         np.testing.assert_allclose([one.p, one.q], [other.p, other.q], rtol=1e-15)

@@ -13,8 +13,8 @@ from scipy.special import ndtr, ndtri
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee, randomised_response, shuffled
 from accountants.composition import trade_off
-from accountants.composition.brackets import grid
-from accountants.composition.brackets.grid import GridBracket
+from accountants.composition.brackets import refinement
+from accountants.composition.brackets.refinement import GridBracket
 
 ALPHAS = [1e-12, 1e-6, 0.05, 0.3, 0.45, 0.6, 0.999]
 
@@ -93,7 +93,10 @@ def test_the_grid_agrees_with_enumeration(made):
     """Samples are not symmetric, so that both neighbour directions decide."""
     assert made._bounds.method.__class__.__name__ == "FewOutcomes"
     for alpha in ALPHAS[:-1]:
-        exact, by_grid = made._bounds.errors(alpha), GridBracket(made).errors(alpha, made._bounds.largest_loss)
+        exact, by_grid = (
+            made._bounds.curve_point(alpha),
+            GridBracket(made).curve_point(alpha, made._bounds.largest_loss),
+        )
         assert by_grid.error[0] <= exact.error[1]
         assert exact.error[0] <= by_grid.error[1]
         assert by_grid.power[0] <= exact.power[1]
@@ -179,15 +182,15 @@ def test_convex_minimum_is_below_every_convex_function():
 def test_a_grid_with_exchanged_ends_is_found(monkeypatch):
     """The planted fault: the test's power is that of the pair which dominates. Enumeration then contradicts it."""
     made = three_points(12)
-    exact = made._bounds.errors(0.1)
-    masses = grid._Estimate._masses
+    exact = made._bounds.curve_point(0.1)
+    masses = refinement._DirectionSearch._masses
 
     def exchanged(self, *arguments):
         several = masses(self, *arguments)
         return {side: dataclasses.replace(several[1], mass=several[1].mass * (1 + 1e-6)) for side in several}
 
-    monkeypatch.setattr(grid._Estimate, "_masses", exchanged)
-    by_grid = GridBracket(made).errors(0.1, made._bounds.largest_loss)
+    monkeypatch.setattr(refinement._DirectionSearch, "_masses", exchanged)
+    by_grid = GridBracket(made).curve_point(0.1, made._bounds.largest_loss)
     assert by_grid.power[0] > exact.power[1]
 
 
@@ -196,7 +199,7 @@ def test_one_direction_alone_is_too_private(monkeypatch):
     made = three_points(10, 0.2)
     both = made.trade_off(0.05)
     method = made._bounds.method
-    powers = [dataclasses.replace(method, directions=[one]).errors(0.05, 99.0).power for one in method.directions]
+    powers = [dataclasses.replace(method, directions=[one]).curve_point(0.05, 99.0).power for one in method.directions]
     assert min(high for _, high in powers) < (1 - both) * (1 - 1e-3) <= max(high for _, high in powers)
 
 

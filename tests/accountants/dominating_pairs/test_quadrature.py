@@ -13,9 +13,15 @@ from scipy.special import ndtri
 import dpkernels as dpk
 from accountants.composition.brackets.cells import _COARSE_STEEPNESS as ROUGH
 from accountants.composition.brackets.cells import cells_on_grid
-from accountants.composition.brackets.grid import ComposedBounds, Masses, compose, lower_masses, upper_masses
 from accountants.composition.brackets.monotone import ACCURATE_STEEPNESS as EXACT
 from accountants.composition.brackets.monotone import MonotoneLoss, MonotonePieces, Panels, split_monotone
+from accountants.composition.brackets.refinement import (
+    ComposedBounds,
+    GridReleases,
+    compose,
+    lower_masses,
+    upper_masses,
+)
 from accountants.composition.interpolation import profile_on_grid
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import replaced_pair
@@ -86,7 +92,7 @@ def test_masses_of_cells_far_out(sigma, step):
     cut = cells_on_grid(split_monotone(dominating_pairs(Additive(Gaussian(sigma)), 1.0)[0].privacy_loss()), step)
     for j in np.unique(np.linspace(0, len(cut.p) - 1, 40).astype(int)):
         # l = (1/2 - x)/sigma^2
-        ends = [0.5 - (cut.first + j + mp.mpf(part) / 2) * mp.mpf(step) * sigma**2 for part in (2, 1, 0)]
+        ends = [0.5 - (cut.first_index + j + mp.mpf(part) / 2) * mp.mpf(step) * sigma**2 for part in (2, 1, 0)]
         start, middle, stop = (min(max(end, -reach * sigma), 1 + reach * sigma) for end in ends)
         for half, (a, b) in enumerate(((middle, stop), (start, middle))):
             exact = gaussian_mass(a, b, sigma) if b > a else mp.mpf(0)
@@ -126,7 +132,7 @@ def test_panels_of_every_law_alone_sampled_and_replaced(name):
     assert pieces
     for one in pieces:
         check_panels(one)
-        assert np.all(one.source.steepness(one.lower, one.upper, one.number) > 0)
+        assert np.all(one.source.steepness(one.lower, one.upper, one.source_index) > 0)
 
 
 def test_panels_of_a_sine_window():
@@ -193,7 +199,7 @@ def test_a_loss_that_is_rounded_stays_between_its_bounds(step):
 
 
 def losses_of(part, step, j):
-    return mp.mpf(part.offset) + (part.first + j) * mp.mpf(step)
+    return mp.mpf(part.offset) + (part.first_index + j) * mp.mpf(step)
 
 
 def test_profile_of_masses_keeps_its_digits():
@@ -211,8 +217,8 @@ def test_exponents_of_a_steep_tilt_are_allowed_for():
     """A tilt of 300 at losses near 40: the exponents are near 12,000, and each e^.. is off by as many units."""
     step, rng = 0.25, np.random.default_rng(3)
     mass = rng.random(9) / 9
-    one = compose([Masses(mass, 156, 0.0, 0.0, 1)], step, 300.0)
-    assert one.rounding > 12_000 * UNIT_ROUNDING
+    one = compose([GridReleases(mass, 156, 0.0, 0.0, 1)], step, 300.0)
+    assert one.rounding_rtol > 12_000 * UNIT_ROUNDING
     for eps in (39.1, 40.3):
         grid = [mp.mpf(step) * (156 + j) for j in range(9)]
         exact = sum(mp.mpf(m) * max(0, -mp.expm1(eps - level)) for m, level in zip(mass, grid, strict=True))

@@ -116,7 +116,7 @@ def test_composed_rounds_refuse_neighbours_of_another_kind():
     reports = shuffled(dpk.exact_sampler(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
     alone = reports.guarantee()
     (term,) = alone.terms
-    assert (term.sampling_rate, term.neighbours) == (1.0, "replace")
+    assert (term.sampling_rate, term.adjacency) == (1.0, "replace")
     with pytest.raises(ValueError, match="sampl"):
         alone.subsample(0.1)
     samples = guarantee(dpk.gaussian(sigma=5.0, sensitivity=1.0))

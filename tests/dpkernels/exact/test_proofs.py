@@ -13,7 +13,7 @@ import pytest
 from scipy import fft
 
 from accountants.composition.brackets import sums
-from accountants.composition.brackets.grid import Masses
+from accountants.composition.brackets.refinement import GridReleases
 from accountants.composition.brackets.sums import _tilted, _transformed
 from accountants.dominating_pairs.discrete import dominating_pair, pure_points
 from accountants.shuffle import bracket
@@ -123,12 +123,12 @@ def test_errors_of_transforms_are_within_their_bound(size):
         assert np.linalg.norm((fft.rfft(values) - exact).astype(complex)) <= eta * np.linalg.norm(exact.astype(complex))
         # Every entry, too, relative to the sum of the absolute values.
         assert np.abs((fft.rfft(values) - exact).astype(complex)).max() <= eta * np.abs(values).sum()
-    parts = [_tilted(Masses(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7)[0] for n in (3, 1000)]
+    parts = [_tilted(GridReleases(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7)[0] for n in (3, 1000)]
     found, error = _transformed(parts, size)
     whole = np.ones(size // 2 + 1, np.clongdouble)
     for part in parts:
         folded = np.zeros(size, np.longdouble)
-        np.add.at(folded, (part.first + np.arange(len(part.g))) % size, part.g)
+        np.add.at(folded, (part.first_index + np.arange(len(part.g))) % size, part.g)
         whole = whole * fft.rfft(folded) ** part.count
     assert 0 < np.linalg.norm((found - fft.irfft(whole, size)).astype(float)) <= error
 
@@ -136,17 +136,17 @@ def test_errors_of_transforms_are_within_their_bound(size):
 def test_errors_of_products_of_many_transforms_are_those_of_each_factor(monkeypatch):
     """By a product of all other factors for each one, against products before and after it, in blocks of entries."""
     random, size = np.random.default_rng(5), 14641
-    parts = [_tilted(Masses(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7)[0] for n in (3, 50, 1, 2, 9)]
-    spectra = [sums._spectrum(part.g, part.first, size) for part in parts]
+    parts = [_tilted(GridReleases(random.random(9) ** 4, -4, 0.0, 0.0, n), 0.1, 0.7)[0] for n in (3, 50, 1, 2, 9)]
+    spectra = [sums._spectrum(part.g, part.first_index, size) for part in parts]
     eta, error = 8 * 2.0**-53 * np.log2(size), 0.0
     for j, part in enumerate(parts):
         apart = spectra[j] ** (part.count - 1)
         for other, spectrum in zip(parts, spectra, strict=True):
             apart = apart * (1.0 if other is part else spectrum**other.count)
         least = 1e-3 ** (part.count - 1) if part.count > 1 else 0.0
-        error += part.count * (eta + 8 * 2.0**-53) * (1.01 * sums._whole_norm(apart) / np.sqrt(size) + least)
+        error += part.count * (eta + 8 * 2.0**-53) * (1.01 * sums._spectrum_norm(apart) / np.sqrt(size) + least)
     whole = np.prod([each**part.count for each, part in zip(spectra, parts, strict=True)], axis=0)
-    error += 8 * 2.0**-53 * 65 * sums._whole_norm(whole) / np.sqrt(size)
+    error += 8 * 2.0**-53 * 65 * sums._spectrum_norm(whole) / np.sqrt(size)
     for entries in (1 << 21, 1):
         monkeypatch.setattr(sums, "_BLOCK_ENTRIES", entries)
         monkeypatch.setattr(sums, "_MIN_BLOCK", 1000)
@@ -165,7 +165,7 @@ def test_roundings_of_the_shuffled_bracket_are_ordered(seed):
     slack = (1e-14, 0.3 * step)[seed % 2]  # What a value may be off by, which each side adds.
     losses = bracket.LossSum(value, mass, 1, slack)
     low, high = bracket._split_downwards(losses, step, 1), bracket._split_upwards(losses, step, 1)
-    grid = [(part.first + np.arange(len(part.mass))) * step for part in (low, high)]
+    grid = [(part.first_index + np.arange(len(part.mass))) * step for part in (low, high)]
     points = np.concatenate([value, *grid, random.uniform(-4, 4, 50)])
 
     def positive_part(x, m):

@@ -22,7 +22,7 @@ from scipy.optimize import linprog
 
 import accountants
 import dpkernels as dpk
-from accountants.composition import self_composed
+from accountants.composition import repeated
 from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.mechanisms.optimal import search as optimal_search
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
@@ -714,7 +714,7 @@ def test_replaced_records_are_accounted_for_any_two_inputs_only(m):
         single = accountants.guarantee(reports)
         for guarantee in (single, accountants.Guarantee.from_json(single.to_json())):
             if m.sensitivity is None:
-                assert guarantee.subsample(0.5, adjacency="replace").neighbouring == self_composed.NEIGHBOURS["replace"]
+                assert guarantee.subsample(0.5, adjacency="replace").neighbouring == repeated.NEIGHBOURS["replace"]
             else:
                 with pytest.raises(ValueError, match="adjacency: 'replace' may move a value by twice the sensitivity"):
                     guarantee.subsample(0.5, adjacency="replace")

@@ -12,8 +12,8 @@ import dpkernels as dpk
 from accountants import discrete_pair, guarantee
 from accountants.composition.brackets import by_renyi
 from accountants.composition.brackets.by_renyi import GridOrRenyi, delta_of_orders, epsilon_of_orders
-from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.monotone import NoGridError, TooManyPointsError
+from accountants.composition.brackets.refinement import GridBracket
 from accountants.dominating_pairs.base import as_float64
 
 
@@ -55,7 +55,7 @@ def test_both_bounds_are_one():
 def test_orders_are_all_valid(monkeypatch):
     """A single order, whichever it is, is above the profile as well."""
     for order in (0.01, 0.3, 2.0, 40.0, 1e3):
-        monkeypatch.setattr(by_renyi, "_ORDERS", [order, order])
+        monkeypatch.setattr(by_renyi, "_ORDER_EXCESSES", [order, order])
         for epsilon in (0.1, 1.0, 4.0):
             assert profile(1.0, epsilon) <= delta_of_orders(gaussian(1.0), epsilon)
         assert profile(1.0, epsilon_of_orders(gaussian(1.0), 1e-6)) <= 1e-6
@@ -172,13 +172,13 @@ def test_losses_without_a_bound_have_no_divergence_from_above():
 def test_a_grid_that_is_refused_leaves_the_bounds_of_orders(monkeypatch):
     composed = guarantee(dpk.laplace(epsilon=0.5, sensitivity=1.0)).repeat(30)
     bounds = GridOrRenyi(GridBracket(composed))
-    exact, exact_delta, point = bounds.epsilon(1e-6)[1], bounds.delta(6.0)[1], bounds.errors(0.1, 15.0)
-    for name in ("delta", "epsilon", "errors"):
+    exact, exact_delta, point = bounds.epsilon(1e-6)[1], bounds.delta(6.0)[1], bounds.curve_point(0.1, 15.0)
+    for name in ("delta", "epsilon", "curve_point"):
         monkeypatch.setattr(GridBracket, name, refuse)
     assert bounds.epsilon(1e-6)[0] == bounds.delta(6.0)[0] == 0.0
     assert exact <= bounds.upper_epsilon(1e-6) <= exact * 1.2
     assert exact_delta <= bounds.upper_delta(6.0) <= exact_delta * 30
-    wider = bounds.errors(0.1, 15.0)
+    wider = bounds.curve_point(0.1, 15.0)
     assert wider.error[0] <= point.error[0] <= point.error[1] <= wider.error[1]
 
 

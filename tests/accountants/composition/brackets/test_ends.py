@@ -14,8 +14,8 @@ from default_audit import check
 
 import dpkernels as dpk
 from accountants import discrete_pair, guarantee, randomised_response, shuffled
-from accountants.composition.brackets.grid import GridBracket
 from accountants.composition.brackets.monotone import MonotonePieces, UnknownSteepnessError
+from accountants.composition.brackets.refinement import GridBracket
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.loss_intervals import IntervalMasses, LossIntervals
 from accountants.privacy_loss import SmoothPieces

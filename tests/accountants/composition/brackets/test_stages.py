@@ -13,12 +13,12 @@ import pytest
 from scipy.special import ndtr
 
 from accountants import guarantee
-from accountants.composition.brackets import direct_sums, grid, masses, monotone, questions, sums
+from accountants.composition.brackets import direct_sums, masses, monotone, refinement, sum_quantities, sums
 from accountants.composition.brackets.cells import Cells, cells_on_grid
-from accountants.composition.brackets.grid import GridBracket, compose, lower_masses, upper_masses
-from accountants.composition.brackets.masses import RATIO, Masses
+from accountants.composition.brackets.masses import RATIO, GridReleases
 from accountants.composition.brackets.monotone import MonotoneLoss, TooManyPointsError, split_monotone
 from accountants.composition.brackets.offsets import best_offset, rough_losses
+from accountants.composition.brackets.refinement import GridBracket, compose, lower_masses, upper_masses
 from accountants.dominating_pairs.base import profile
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.windowed import WindowedPair
@@ -69,7 +69,7 @@ def test_a_stage_with_the_wrong_side_is_seen():
 def reports(seed, size=40):
     """Masses of one report, of which the sum is known in extended precision."""
     mass = np.random.default_rng(seed).random(size) ** 4
-    return Masses(mass / mass.sum(), -size // 3, 0.0, 0.0, sums.BLOCK)
+    return GridReleases(mass / mass.sum(), -size // 3, 0.0, 0.0, sums.REPORTS_PER_BLOCK)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -77,13 +77,13 @@ def test_the_error_of_a_stage_is_within_its_bound(seed):
     """One block against its sum in extended precision; the bound is no larger than a millionth of a millionth."""
     part = reports(seed)
     tilted = sums._tilted(part, 0.01, 3.0)[0]
-    ((block, error),) = sums._blocks(tilted, [sums.BLOCK], 0.01, 3.0, 1, 1e-18)
+    ((block, error),) = sums._blocks(tilted, [sums.REPORTS_PER_BLOCK], 0.01, 3.0, 1, 1e-18)
     whole, square = np.ones(1, np.longdouble), tilted.g.astype(np.longdouble)
-    for _ in range(sums.BLOCK):
+    for _ in range(sums.REPORTS_PER_BLOCK):
         whole = np.convolve(whole, square)
-    spread, first = masses.coarsened(whole.astype(float), sums.BLOCK * part.first, 0.01, 3.0, 1)
+    spread, first = masses.coarsen(whole.astype(float), sums.REPORTS_PER_BLOCK * part.first_index, 0.01, 3.0, 1)
     found = np.zeros(len(spread))
-    start = block.first - first
+    start = block.first_index - first
     found[start : start + len(block.g)] = block.g * math.exp(block.change)
     off = np.abs(found - spread).sum()
     assert 0.0 < off <= error < 1e-11
@@ -97,7 +97,10 @@ def test_what_a_stage_loses_is_counted(monkeypatch):
     high = compose([upper_masses(cells, step, COUNT)], step, TILT, 1, 2)
     low = compose([lower_masses(cells, step, COUNT)], step, TILT, -1, 2)
     assert low.delta(6.0, -1) <= exact(6.0) <= high.delta(6.0, 1)
-    bare = dataclasses.replace(high, misplaced=0.0, error=0.0), dataclasses.replace(low, misplaced=0.0, error=0.0)
+    bare = (
+        dataclasses.replace(high, misplaced_mass=0.0, error=0.0),
+        dataclasses.replace(low, misplaced_mass=0.0, error=0.0),
+    )
     assert not bare[1].delta(6.0, -1) <= exact(6.0) <= bare[0].delta(6.0, 1)
 
 
@@ -110,14 +113,14 @@ def stop_loss(values, mass, t):
 def test_a_linear_stage_keeps_the_mean_of_losses(seed, side):
     """E(L - t)_+ is nowhere moved to the other side; in the order of ratios, that of guarantees, a mean changes."""
     step, part = 0.3, reports(seed, 200)
-    points = step * (part.first + np.arange(200.0))
+    points = step * (part.first_index + np.arange(200.0))
     smooth = part.mass.mean() + part.mass
     smooth *= np.exp(-((np.arange(200.0) - 100) ** 2) / 800)
     part = replace(part, mass=smooth / smooth.sum())
     t = np.linspace(points[0] - 1, points[-1] + 1, 1001)
     results = {}
     for is_linear in (True, False):
-        mass, first = masses.coarsened(part.mass, part.first, step, 0.0, side, is_linear=is_linear)
+        mass, first = masses.coarsen(part.mass, part.first_index, step, 0.0, side, is_linear=is_linear)
         results[is_linear] = masses.RATIO * step * (first + np.arange(float(len(mass)))), mass
     off = side * (stop_loss(*results[True], t) - stop_loss(points, part.mass, t))
     assert off.min() >= -1e-12
@@ -140,7 +143,7 @@ def test_sums_in_linear_stages_are_around_the_sum():
     def positive_part(total, threshold):
         return float(np.exp(total.log_scale - tilt * total.loss) * total.g @ np.maximum(total.loss - threshold, 0.0))
 
-    mean = 2000 * step * float(part.mass @ (part.first + np.arange(40.0)))
+    mean = 2000 * step * float(part.mass @ (part.first_index + np.arange(40.0)))
     for threshold in (mean, mean + 5.0):
         truth = positive_part(sums_of[1, 0], threshold)
         for stages in (1, 2):
@@ -153,7 +156,7 @@ def test_sums_in_linear_stages_are_around_the_sum():
 @pytest.mark.parametrize("side", [-1, 1])
 def test_losses_of_stages_are_moved_to_their_side(side):
     """By more than the roundings of a stage, away from the multiples of the step, which are exact here."""
-    part, step = Masses(np.array([0.3, 0.4, 0.3]), -1, 0.0, 0.0, 5000), 2.0**-6
+    part, step = GridReleases(np.array([0.3, 0.4, 0.3]), -1, 0.0, 0.0, 5000), 2.0**-6
     tilted = [compose([part], step, 0.5, side, 1, is_linear=is_linear) for is_linear in (False, True)]
     for total in [*tilted, direct_sums.compose_directly([part], step, 1e-12, side, 1)]:
         moved = total.loss - np.round(total.loss / (RATIO * step)) * RATIO * step
@@ -167,7 +170,7 @@ def test_rare_losses_as_a_mixture_are_those_of_one_grid(monkeypatch):
     composed = guarantee(Additive(Gaussian(0.6)), 1.0).subsample(0.002).repeat(2000)
     low, high = GridBracket(composed).epsilon(1e-6)
     with monkeypatch.context() as patch:
-        patch.setattr(grid, "_WINDOW_MIN_POINTS", 1 << 40)
+        patch.setattr(refinement, "_WINDOW_MIN_POINTS", 1 << 40)
         plain_low, plain_high = GridBracket(composed).epsilon(1e-6)
     assert max(low, plain_low) <= min(high, plain_high)
     assert max(high - low, plain_high - plain_low) <= 1e-4 * high
@@ -192,7 +195,7 @@ def test_a_contraction_keeps_the_mean_and_never_gains():
     step = 0.05
     cells = gaussian_cells(step / SIGMA)
     low, high = (side(cells, step / SIGMA, 1) for side in (lower_masses, upper_masses))
-    q = [part.mass @ np.exp(-step / SIGMA * (part.first + np.arange(len(part.mass)))) for part in (low, high)]
+    q = [part.mass @ np.exp(-step / SIGMA * (part.first_index + np.arange(len(part.mass)))) for part in (low, high)]
     assert 0.0 <= q[0] - 1 < 1e-7
     assert abs(q[1] - 1) < 1e-7
 
@@ -237,7 +240,7 @@ def test_errors_do_not_grow_with_the_points(name):
     losses = pair.privacy_loss().subsampled(rate)
     cells = cells_on_grid(split_monotone(losses), step, reach=(-np.inf, 0.01))
     low, high = (side(cells, step, 1) for side in (lower_masses, upper_masses))
-    mean = [count * (part.mass * step * (part.first + np.arange(len(part.mass)))).sum() for part in (low, high)]
+    mean = [count * (part.mass * step * (part.first_index + np.arange(len(part.mass)))).sum() for part in (low, high)]
     assert 0 <= count * math.log(high.mass.sum() / low.mass.sum()) < 1e-6
     assert abs(mean[1] - mean[0]) < 1e-3
 
@@ -277,7 +280,7 @@ def test_mass_that_is_left_out_of_sums_of_positive_terms_is_counted():
     mu, epsilon = math.sqrt(count) / SIGMA, 0.5
     truth = ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu)
     high = direct_sums.compose_directly([upper_masses(cells, step, count)], step, 1e-2, 1)
-    assert high.delta(epsilon, 1) >= truth > dataclasses.replace(high, misplaced=0.0).delta(epsilon, 1)
+    assert high.delta(epsilon, 1) >= truth > dataclasses.replace(high, misplaced_mass=0.0).delta(epsilon, 1)
 
 
 def test_sums_of_positive_terms_do_not_take_long(monkeypatch):
@@ -296,20 +299,20 @@ def test_common_losses_beside_rare_ones_lose_nothing_on_the_last_grid():
 def test_losses_that_are_sums_of_opposite_numbers_are_off_by_no_more_than_stated():
     """A million offsets of -1000.1 leave sums of about 1, with an error of the offsets' size."""
     step, count = 1e-3, 10**6 + 7
-    part = Masses(np.array([0.25, 0.5, 0.25]), 1_000_099, -1000.1, 0.0, count)
+    part = GridReleases(np.array([0.25, 0.5, 0.25]), 1_000_099, -1000.1, 0.0, count)
     for total in (compose([part], step, 0.0), direct_sums.compose_directly([replace(part, count=7)], step, 1e-20, 1)):
         copies = count if total.tilt == 0.0 and total.error > 0 else 7
         offset = copies * Fraction(part.offset)
         for loss in total.loss[[0, -1]]:
             place = (Fraction(float(loss)) - offset) / Fraction(step)
-            assert abs(place - round(place)) * Fraction(step) <= total.nudged(0.0, -1)
+            assert abs(place - round(place)) * Fraction(step) <= total.shifted_by_loss_error(0.0, -1)
 
 
 def test_the_error_of_all_gaussian_noise_as_one_release_is_stated():
     terms = [guarantee(Additive(Gaussian(0.013 * 1.1**k)), 1.0).repeat(3 + k) for k in range(5)]
     composed = GridBracket(terms[0].compose(*terms[1:], guarantee(Additive(Laplace(9.0)), 1.0)))
     (term,) = (term for term in composed._directions[0].terms if term.error)
-    (merged,) = (one for one in composed._terms if grid._is_gaussian(one))
+    (merged,) = (one for one in composed._terms if refinement._is_gaussian(one))
     with mp.workdps(40):
         mu = mp.sqrt(sum((3 + k) / mp.mpf(0.013 * 1.1**k) ** 2 for k in range(5)))
         off = abs(1 / mp.mpf(float(merged.pairs[0].noise.sigma)) / mu - 1)
@@ -337,7 +340,7 @@ def test_a_mass_that_is_hardly_known_is_no_atom():
 def excess(cells, step):
     """How much more mass of q the lower bound has, in steps: the mean loss of a report that it loses."""
     low = lower_masses(cells, step, 1)
-    points = low.offset + step * (low.first + np.arange(len(low.mass)))
+    points = low.offset + step * (low.first_index + np.arange(len(low.mass)))
     return ((low.mass * np.exp(-points)).sum() - 1) / step
 
 
@@ -358,8 +361,8 @@ def test_a_window_cuts_no_group():
     step, ratio = 2e-6, 125
     whole = cells_on_grid(split_monotone(losses), step, window=(-0.006, 0.01), ratio=ratio)
     low = lower_masses(whole, step, 1)
-    tail = low.offset + ratio * step * (low.tail.first + np.arange(len(low.tail.mass)))
-    middle = low.offset + step * (low.first + np.arange(len(low.mass)))
+    tail = low.offset + ratio * step * (low.tail.first_index + np.arange(len(low.tail.mass)))
+    middle = low.offset + step * (low.first_index + np.arange(len(low.mass)))
     of_q = (low.mass * np.exp(-middle)).sum() + (low.tail.mass * np.exp(-tail)).sum()
     assert 0 <= of_q - 1 < 2e-4 * ratio * step * low.tail.mass.sum()
 
@@ -374,7 +377,7 @@ def test_atoms_that_no_grid_holds_are_next_to_it():
 def test_a_direction_whose_coarse_grid_is_too_large_is_computed(monkeypatch):
     composed = guarantee(Additive(Laplace(2.0)), 1.0).subsample(0.1).repeat(30)
     expected = GridBracket(composed).epsilon(1e-6)
-    monkeypatch.setattr(grid._Estimate, "upper_bound", lambda *_: math.inf)
+    monkeypatch.setattr(refinement._DirectionSearch, "upper_bound", lambda *_: math.inf)
     low, high = GridBracket(composed).epsilon(1e-6)
     assert math.isfinite(high)
     assert max(low, expected[0]) <= min(high, expected[1])
@@ -403,13 +406,13 @@ def test_levels_of_a_loss_that_is_infinite_at_an_end_are_found():
 def test_a_tilt_that_is_far_too_steep_gives_a_wide_bracket():
     """A contraction on a coarse grid leaves almost no tilted mass: errors relative to it were beyond the floats."""
     composed = guarantee(Additive(Gaussian(SIGMA)), 1.0).subsample(0.5).repeat(20 * COUNT)
-    question = questions.EpsilonOfSum(1e-6)
-    (estimate, *_) = GridBracket(composed)._estimates(lambda direction: direction.saddle_of_delta(1e-6))
-    step = estimate.first_step(estimate.value)
-    low, high = estimate.bounds(step, 1e-6, question, (-1, 1))
+    question = sum_quantities.EpsilonOfSum(1e-6)
+    (search, *_) = GridBracket(composed)._searches(lambda direction: direction.saddle_of_delta(1e-6))
+    step = search.first_step(search.estimate)
+    low, high = search.bounds(step, 1e-6, question, (-1, 1))
     assert 0 < high - low < 1e-3 * high
-    estimate.tilt, estimate.is_staged = 1e5, True
-    wide_low, wide_high = estimate.bounds(8 * step, 1e-6, question, (-1, 1))
+    search.tilt, search.is_staged = 1e5, True
+    wide_low, wide_high = search.bounds(8 * step, 1e-6, question, (-1, 1))
     assert wide_low <= high
     assert low <= wide_high
 
@@ -422,7 +425,8 @@ def test_a_grid_finer_than_the_roundings_of_losses_has_no_negative_mass():
         high, low = upper_masses(cells, step, 1), lower_masses(cells, step, 1)
         assert min(high.mass.min(), low.mass.min()) >= 0
         mean = [
-            (part.mass * (part.offset + step * (part.first + np.arange(len(part.mass))))).sum() for part in (low, high)
+            (part.mass * (part.offset + step * (part.first_index + np.arange(len(part.mass))))).sum()
+            for part in (low, high)
         ]
         assert mean[0] <= 0 <= mean[1]
 
@@ -431,7 +435,7 @@ def test_losses_that_are_raised_outside_of_a_window_raise_all():
     """The masses outside have the offset of those in the window."""
     half_cells = np.full((3, 2), 0.1)
     fine = Cells(0, 0.0, half_cells, 1e-7 * half_cells, 0.0, 0.0)
-    tail = replace(fine, first=2, displacement=np.full((3, 2), 0.5))
+    tail = replace(fine, first_index=2, displacement=np.full((3, 2), 0.5))
     high = upper_masses(replace(fine, tail=tail, ratio=5), 1e-3, 1)
     assert high.offset >= 0.5
 
@@ -440,7 +444,7 @@ def test_losses_that_are_raised_outside_of_a_window_raise_all():
 def test_few_losses_of_which_all_may_be_rare(count):
     """No common loss is left beside the mixture over the number of rare ones."""
     step, common, rare = 0.01, np.array([0.1, 0.3, 0.2, 0.39]), np.array([0.002, 0.003, 0.005])
-    part = Masses(common, -2, 0.0, 0.0, count, 0, Masses(rare, 3, 0.0, 0.0, count), sums.RATIO)
+    part = GridReleases(common, -2, 0.0, 0.0, count, 0, GridReleases(rare, 3, 0.0, 0.0, count), sums.RATIO)
     losses = np.concatenate([step * (np.arange(4) - 2), sums.RATIO * step * (3 + np.arange(3))])
     values = [(0.0, 1.0)]
     for _ in range(count):

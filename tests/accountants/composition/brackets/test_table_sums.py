@@ -14,7 +14,7 @@ import pytest
 from accountants import discrete_pair, guarantee
 from accountants.composition.brackets import table_sums
 from accountants.composition.brackets.monotone import split_monotone
-from accountants.composition.brackets.table_sums import Table, lower_sum, upper_sum
+from accountants.composition.brackets.table_sums import LossTable, lower_sum, upper_sum
 
 BITS = 40
 EVERYWHERE = (-math.inf, math.inf)
@@ -49,7 +49,7 @@ def exact_delta(tables, epsilon):
 
 def table_of(p, q, count):
     pair = discrete_pair(np.array(p) / 2.0**BITS, np.array(q) / 2.0**BITS)
-    return Table.from_losses(split_monotone(pair.privacy_loss()), count, EVERYWHERE)
+    return LossTable.from_losses(split_monotone(pair.privacy_loss()), count, EVERYWHERE)
 
 
 def cases(number, seed, kinds=("any", "two ratios")):
@@ -122,26 +122,26 @@ def test_planted_faults_are_seen(monkeypatch, fault):
 
         monkeypatch.setattr(table_sums, "_mean_of_bump", changed)
     elif fault == "all on the grid":
-        masses = Table.masses
+        masses = LossTable.masses
 
         def all_on_grid(*arguments):
             every, _ = masses(*arguments)
             return every, replace(every, mass=every.mass * (1 - 1e-9))
 
-        monkeypatch.setattr(Table, "masses", all_on_grid)
+        monkeypatch.setattr(LossTable, "masses", all_on_grid)
     elif fault == "raised losses":
         monkeypatch.setattr(table_sums, "LOSS_UNITS", -table_sums.LOSS_UNITS)
         monkeypatch.setattr(table_sums, "_MASS_ERROR", 0.0)
         sides = (-1, 1)
         assert violations(80, sides=(1,)) > 0
     elif fault == "groups above":  # They lower delta.
-        table = Table.masses
+        table = LossTable.masses
 
         def grouped(self, offset, step, side):
             p, loss = self.gathered(offset, 32 * step)
             return table(replace(self, p=p, loss=loss), offset, step, side)
 
-        monkeypatch.setattr(Table, "masses", grouped)
+        monkeypatch.setattr(LossTable, "masses", grouped)
         sides = (1,)
     else:  # Groups get the loss of one of their members.
         monkeypatch.setattr(np, "log1p", lambda x: 0 * x)
@@ -174,7 +174,7 @@ def test_losses_beyond_the_reach_are_left_out_below_and_infinite_above():
     p, q = weights_of(np.random.default_rng(2), 12, "any")
     losses = split_monotone(discrete_pair(np.array(p) / 2.0**BITS, np.array(q) / 2.0**BITS).privacy_loss())
     exact = float(exact_delta([(p, q)] * 2, 0.3))
-    some, every, none = (Table.from_losses(losses, 2, reach) for reach in ((-0.5, 0.5), EVERYWHERE, (50.0, 60.0)))
+    some, every, none = (LossTable.from_losses(losses, 2, reach) for reach in ((-0.5, 0.5), EVERYWHERE, (50.0, 60.0)))
     assert some.mass_below > 0 < some.mass_above
     low = [lower_sum([table], 1e-3, 3.0).delta(0.3, -1) for table in (none, some, every)]
     assert 0 == low[0] < low[1] < low[2] <= exact
@@ -186,7 +186,7 @@ def test_losses_beyond_the_reach_are_left_out_below_and_infinite_above():
 def test_infinite_losses_count():
     p = np.array([1, 3, 4, 0]) / 8
     q = np.array([0, 4, 3, 1]) / 8
-    table = Table.from_losses(split_monotone(discrete_pair(p, q).privacy_loss()), 2, EVERYWHERE)
+    table = LossTable.from_losses(split_monotone(discrete_pair(p, q).privacy_loss()), 2, EVERYWHERE)
     exact = sum(max(p[i] * p[j] - math.exp(0.2) * q[i] * q[j], 0) for i, j in itertools.product(range(4), repeat=2))
     low, high = lower_sum([table], 1e-4, 3.0).delta(0.2, -1), upper_sum(table, 1e-4, 3.0, 0.2).delta(0.2, 1)
     assert exact * (1 - 1e-6) < low <= exact <= high < exact * (1 + 1e-6)

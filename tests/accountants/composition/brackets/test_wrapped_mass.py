@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import binom
 
 from accountants import discrete_pair, guarantee, shuffled
-from accountants.composition.brackets import grid, sums
+from accountants.composition.brackets import refinement, sums
 
 REPORTS = 20
 FIRST, SECOND = 0.1, 0.02  # The probability of the rare outcome under either input.
@@ -39,12 +39,12 @@ def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""
     single = guarantee(discrete_pair(np.array([FIRST, 1 - FIRST]), np.array([SECOND, 1 - SECOND])))
     truth = exact(epsilon)
-    low, high = grid.GridBracket(single.repeat(REPORTS)).delta(epsilon)
+    low, high = refinement.GridBracket(single.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low <= 1e-3 * truth
-    monkeypatch.setattr(grid, "_NOISY_WIDTH", math.inf)  # No sum of positive terms, which has no such error.
+    monkeypatch.setattr(refinement, "_ROUNDING_WIDTH", math.inf)  # No sum of positive terms, which has no such error.
     monkeypatch.setattr(sums, "_NEGLIGIBLE", 20.0)
-    low, high = grid.GridBracket(single.repeat(REPORTS)).delta(epsilon)
+    low, high = refinement.GridBracket(single.repeat(REPORTS)).delta(epsilon)
     assert low <= truth <= high
     assert high - low > 0.1 * truth, "the grid is not too small; this test shows nothing"
 

@@ -16,18 +16,18 @@ from scipy.special import ndtr
 import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
-from accountants.composition.brackets import grid, sums
+from accountants.composition.brackets import refinement, sums
 from accountants.composition.brackets.cells import Cells, cells_on_grid
-from accountants.composition.brackets.grid import (
+from accountants.composition.brackets.monotone import split_monotone
+from accountants.composition.brackets.refinement import (
     ComposedBounds,
     GridBracket,
-    Masses,
+    GridReleases,
     compose,
     lower_masses,
     upper_masses,
 )
-from accountants.composition.brackets.monotone import split_monotone
-from accountants.composition.self_composed import ConvergenceError, RepeatedReleases
+from accountants.composition.repeated import ConvergenceError, RepeatedReleases
 from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.guarantee import Guarantee
@@ -176,7 +176,7 @@ def test_connected_dots_keep_both_masses(name):
     step = 0.0371
     cut = cells(step, *PAIRS[name])
     found = upper_masses(cut, step, 1)
-    k = found.first + np.arange(len(found.mass))
+    k = found.first_index + np.arange(len(found.mass))
     assert found.mass.sum() == pytest.approx(cut.p.sum(), rel=1e-10)
     assert found.mass @ np.exp(-k * step) == pytest.approx(np.exp(-k[:-2] * step) @ (cut.p - cut.gain).sum(1), rel=1e-8)
     assert cut.p.sum() + cut.infinite == pytest.approx(1.0, rel=1e-10)
@@ -214,7 +214,7 @@ def test_without_the_error_of_the_transform_a_poor_tilt_breaks_the_bracket(monke
     exact = ndtr(0.5 - eps) - math.exp(eps) * ndtr(-0.5 - eps)
     low = compose([lower_masses(cut, step, n)], step, 0.0)
     assert low.delta(eps, -1) <= exact
-    assert dataclasses.replace(low, error=0.0, misplaced=0.0).delta(eps, -1) > exact
+    assert dataclasses.replace(low, error=0.0, misplaced_mass=0.0).delta(eps, -1) > exact
 
 
 # Planted faults
@@ -230,13 +230,15 @@ def broken(name):
 @pytest.mark.parametrize("name", slow(["recycled", "windowed"], "windowed"))
 def test_planted_faults_of_the_upper_bound_are_seen(monkeypatch, name):
     assert not broken(name)
-    monkeypatch.setattr(grid, "upper_masses", lambda n, step, count: _times(upper_masses(n, step, count), 1 - 1e-3))
+    monkeypatch.setattr(
+        refinement, "upper_masses", lambda n, step, count: _times(upper_masses(n, step, count), 1 - 1e-3)
+    )
     assert broken(name)
 
     def rounded_down(n, step, count):
         return upper_masses(dataclasses.replace(n, gain=0 * n.gain), step, count)
 
-    monkeypatch.setattr(grid, "upper_masses", rounded_down)
+    monkeypatch.setattr(refinement, "upper_masses", rounded_down)
     assert broken(name)
 
 
@@ -246,7 +248,7 @@ def _times(masses, factor):
 
 def _moved(some: Cells, up):
     mass = np.append((some.p * (1 - up)).sum(1), 0.0) + np.append(0.0, (some.p * up).sum(1))
-    return Masses(mass, some.first, some.offset, some.infinite, 1)
+    return GridReleases(mass, some.first_index, some.offset, some.infinite, 1)
 
 
 def _nearest(some: Cells, step, count):
@@ -274,7 +276,7 @@ def test_identity_shares_are_seen():
     step = 0.5
     cut = cells(step, *PAIRS["gaussian"])
     share = -np.log1p(-cut.gain / np.maximum(cut.p, 1e-300)) / step
-    k = cut.first + np.arange(len(cut.p) + 1)
+    k = cut.first_index + np.arange(len(cut.p) + 1)
     assert abs(_moved(cut, share).mass @ np.exp(-k * step) - np.exp(-k[:-1] * step) @ (cut.p - cut.gain).sum(1)) > 1e-3
 
 
@@ -287,7 +289,7 @@ def test_missing_infinite_mass_is_seen(monkeypatch):
     assert low <= 1.01 * certain
     assert certain <= high
     forget = lambda n, step, count: dataclasses.replace(upper_masses(n, step, count), infinite=0.0)  # noqa: E731
-    monkeypatch.setattr(grid, "upper_masses", forget)
+    monkeypatch.setattr(refinement, "upper_masses", forget)
     assert GridBracket(composed).delta(2.0)[1] < certain
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from accountants.batch_guarantee import BatchGuarantee, LargestGuarantee
-from accountants.composition.self_composed import RepeatedReleases
+from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.base import DominatingPair
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.guarantee import Guarantee
@@ -44,10 +44,10 @@ def guarantee(mechanism: object, sensitivity: Real | None = None, *, people: str
         reject_sensitivity(sensitivity)
         if namespace(*jax.tree.leaves(mechanism)) is np:
             mechanism.check()
-        odd = checks.concrete(mechanism.symmetry_gap())
+        asymmetry = checks.concrete(mechanism.symmetry_gap())
         # Pairs that may be asymmetric are composed in both directions.
-        alone = mechanism.may_be_asymmetric or (odd is not None and odd <= _SYMMETRY_TOLERANCE)
-        return Guarantee((RepeatedReleases((mechanism,) if alone else (mechanism, mechanism.mirror()), 1),))
+        one_is_enough = mechanism.may_be_asymmetric or (asymmetry is not None and asymmetry <= _SYMMETRY_TOLERANCE)
+        return Guarantee((RepeatedReleases((mechanism,) if one_is_enough else (mechanism, mechanism.mirror()), 1),))
     return Guarantee((RepeatedReleases(dominating_pairs(mechanism, sensitivity), 1),))
 
 

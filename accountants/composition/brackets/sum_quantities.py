@@ -1,4 +1,4 @@
-"""Questions that bounds of a sum of losses answer: delta at an eps, eps at a delta, and the power at a type I error."""
+"""Quantities of a sum of losses: delta at an eps, eps at a delta, and the power at a type I error."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from dpkernels.solve import NotPrivateError, first_feasible, root
 
 MIN_ERROR = 1e-300  # The least error that is not 0.
 _MAX_EPSILON = 1e300  # The largest eps that is looked for.
-# Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
+# Relative distances of an eps from the root, outwards, that are tried in turn; rounding errors may need larger ones.
 _MARGINS = tuple(2e-11 * 4.0**k for k in range(14))
-_SLOPE_STEP = 1e-5  # The relative step of eps over which the slope of log delta is measured.
-# Relative distances from an estimate at which an eps is looked for, in turn.
+_SLOPE_STEP = 1e-5  # The relative step of eps of the difference quotient of log delta.
+# Relative distances from an estimate at which the root is bracketed, in turn.
 _SEARCH_STEPS = 2.0**-12, 2.0**-8, 2.0**-4
 
 
-class SumQuestion(abc.ABC):
-    """A question that bounds of a sum answer: delta at eps, say."""
+class SumQuantity(abc.ABC):
+    """A quantity of a sum of losses, such as delta at an eps, of which bounds of the sum give bounds."""
 
     @abc.abstractmethod
     def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
-        """Return the answer by an upper (side 1) or lower (side -1) bound of a sum."""
+        """Return the quantity by an upper (side 1) or lower (side -1) bound of a sum."""
 
-    def noise(self, total: ComposedBounds, answer: float) -> float:
-        """Return about the relative error of an answer by errors of transforms and by what wraps around."""
+    def rounding_rtol(self, total: ComposedBounds, answer: float) -> float:
+        """Return about the relative error of the quantity by errors of transforms and by what wraps around."""
         return 0.0
 
     def target_epsilon(self, guess: float) -> float:
-        """Return the eps in question, or about that."""
+        """Return the eps at which delta is taken, or about that."""
         return guess
 
 
 @dataclass(frozen=True)
-class DeltaOfSum(SumQuestion):
+class DeltaOfSum(SumQuantity):
     """Delta at an eps."""
 
     epsilon: float
@@ -49,15 +49,15 @@ class DeltaOfSum(SumQuestion):
     def __call__(self, total: ComposedBounds, side: int, guess: float) -> float:
         return total.delta(self.epsilon, side)
 
-    def noise(self, total: ComposedBounds, answer: float) -> float:
-        return total.noise(self.epsilon)
+    def rounding_rtol(self, total: ComposedBounds, answer: float) -> float:
+        return total.delta_rounding_rtol(self.epsilon)
 
     def target_epsilon(self, guess: float) -> float:
         return self.epsilon
 
 
 @dataclass(frozen=True)
-class EpsilonOfSum(SumQuestion):
+class EpsilonOfSum(SumQuantity):
     """The least eps at a delta."""
 
     delta: float
@@ -70,14 +70,14 @@ class EpsilonOfSum(SumQuestion):
         guess = guess if start is None else start
         return _least_epsilon(lambda eps: total.delta(eps, side), side, self.delta, guess)
 
-    def noise(self, total: ComposedBounds, answer: float) -> float:
+    def rounding_rtol(self, total: ComposedBounds, answer: float) -> float:
         # The log of delta falls about as fast as the tilt says.
-        return total.noise(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
+        return total.delta_rounding_rtol(answer) / max(total.tilt * answer, 1.0) if math.isfinite(answer) else 0.0
 
 
 @dataclass(frozen=True)
-class CollectSums(SumQuestion):
-    """The sums themselves."""
+class SumRecorder(SumQuantity):
+    """No quantity: the sums themselves are kept in a list."""
 
     totals: list[ComposedBounds]
 
@@ -87,7 +87,7 @@ class CollectSums(SumQuestion):
 
 
 @dataclass(frozen=True)
-class PowerOfSum(SumQuestion):
+class PowerOfSum(SumQuantity):
     """The power at a type I error, or 1 over the type II error if lines are flat: what grows with delta."""
 
     alpha: float
@@ -101,16 +101,16 @@ class PowerOfSum(SumQuestion):
                 return power_of_line(self.epsilon, delta, self.alpha, 1)
             return 1 / max(error_of_line(self.epsilon, delta, self.alpha, -1), MIN_ERROR)
         if not self.is_flat:
-            return total.test(self.alpha, False)
-        error = total.test(self.alpha, True)
+            return total.test_bound(self.alpha, False)
+        error = total.test_bound(self.alpha, True)
         # Where the flat lines are not certain to be the highest ones, the error is at most alpha.
-        error = error if error <= self.alpha else max(1 - total.test(self.alpha, False), self.alpha)
+        error = error if error <= self.alpha else max(1 - total.test_bound(self.alpha, False), self.alpha)
         return 1 / max(error, MIN_ERROR)
 
-    def noise(self, total: ComposedBounds, answer: float) -> float:
+    def rounding_rtol(self, total: ComposedBounds, answer: float) -> float:
         delta = total.delta(self.epsilon, 1)
         power = 1 - self.alpha - delta if self.is_flat else answer
-        return total.noise(self.epsilon) * delta / power if power > 0 else 0.0
+        return total.delta_rounding_rtol(self.epsilon) * delta / power if power > 0 else 0.0
 
     def target_epsilon(self, guess: float) -> float:
         return self.epsilon

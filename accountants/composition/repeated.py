@@ -89,7 +89,7 @@ def check_one_mechanism(terms: tuple[RepeatedReleases, ...]) -> None:
             )
 
 
-@partial(pytree, static=("neighbours",))
+@partial(pytree, static=("adjacency",))
 @dataclass(frozen=True)
 class RepeatedReleases:
     """Independent releases of one mechanism, on all the data or each on a Poisson sample of its own."""
@@ -97,24 +97,24 @@ class RepeatedReleases:
     pairs: tuple[Any, ...]  # The mechanism's dominating pairs; its profile is the maximum over them.
     count: Real  # n, the number of releases.
     sampling_rate: Real | None = None  # The probability r that a sample contains a record, or None for all the data.
-    neighbours: str = "add_remove"  # The neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
+    adjacency: str = "add_remove"  # The neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
 
     @property
-    def neighbouring(self) -> str | None:
-        """Return the neighbouring datasets, a key of ``ALL_NEIGHBOURS``, or None on all the data."""
-        return self.pairs[0].neighbours if self.sampling_rate is None else self.neighbours
+    def record_adjacency(self) -> str | None:
+        """Return how records of neighbouring datasets differ, a key of ``ALL_NEIGHBOURS``, or None on all the data."""
+        return self.pairs[0].neighbours if self.sampling_rate is None else self.adjacency
 
     @property
     def is_symmetric(self) -> bool:
         """Return whether (p, q) and (q, p) have one profile, so that one neighbour direction is enough."""
         if self.sampling_rate is not None:
-            return self.neighbours == "replace"
+            return self.adjacency == "replace"
         return not any(pair.may_be_asymmetric for pair in self.pairs)
 
     def attained(self, pair: DominatingPair) -> tuple[DominatingPair, ...]:
         """Return pairs that bound one of this term from below, where records are replaced symmetric ones; or itself."""
         pairs = pair.attained() or (pair,)
-        if self.neighbours == "replace" and self.sampling_rate is not None:
+        if self.adjacency == "replace" and self.sampling_rate is not None:
             pairs = tuple(candidate for candidate in pairs if candidate.symmetry_gap() <= SYMMETRIC) or (NO_LOSS,)
         return pairs
 
@@ -138,7 +138,7 @@ class RepeatedReleases:
     def sampled_pair(self, pair: DominatingPair) -> DominatingPair:
         if self.sampling_rate is None:
             return pair
-        if self.neighbours == "replace":
+        if self.adjacency == "replace":
             return replaced_pair(pair, self.sampling_rate)
         return Sampled(pair, self.sampling_rate)
 
@@ -177,14 +177,14 @@ class RepeatedReleases:
             nodes = [distribution.mirrored() for distribution in forward] if mirror else forward
             losses = pointwise_maximum([distribution.completed() for distribution in nodes] if has_pieces else nodes)
             source = (self, -1.0 if mirror else 1.0) if may_sample else None
-            losses = losses.of_its_direction()
+            losses = losses.for_one_direction()
             directions.append(RepeatedLoss(losses, xp.zeros_like(losses.p[0]), self.count, source))
         return directions
 
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
         """Return the nodes of every pair; for smooth noise that is not even, those of the maximum of both pairs."""
         first, rate = self.pairs[0], self.sampling_rate
-        is_replaced = rate is not None and self.neighbours == "replace"
+        is_replaced = rate is not None and self.adjacency == "replace"
         if is_replaced or len(self.pairs) == 1 or not (isinstance(first, AdditivePair) and first.formulas.is_smooth):
             return [distribution.nodes(panels) for distribution in self.privacy_losses]
         nodes = larger_profile(first, panels)
@@ -201,9 +201,9 @@ class RepeatedReleases:
         return cached
 
 
-def check_neighbouring(releases: tuple[RepeatedReleases, ...]) -> None:
+def check_adjacency(releases: tuple[RepeatedReleases, ...]) -> None:
     """Raise ValueError if samples have different neighbours."""
-    if len({release.neighbouring for release in releases} - {None}) > 1:
+    if len({release.record_adjacency for release in releases} - {None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
 
 
@@ -215,7 +215,7 @@ def check_releases(releases: object) -> None:
         raise ValueError("form: the terms of a guarantee are one or more")
     for release in releases:
         checks.integer_in("count", release.count, 1, 1 << 62)
-        checks.one_of("adjacency", release.neighbours, NEIGHBOURS)
+        checks.one_of("adjacency", release.adjacency, NEIGHBOURS)
         if release.sampling_rate is not None:
             checks.within("rate", release.sampling_rate, np.nextafter(0.0, 1.0), 1.0)
         if not (isinstance(release.pairs, tuple) and release.pairs):
@@ -227,9 +227,9 @@ def check_releases(releases: object) -> None:
         first, further = release.pairs[0], release.pairs[1:]  # ``_nodes`` relies on what follows.
         if isinstance(first, AdditivePair) and further not in ((), (first.mirror(),)):
             raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
-        if release.neighbours == "replace":
+        if release.adjacency == "replace":
             check_replaceable(release.pairs)
-    check_neighbouring(releases)
+    check_adjacency(releases)
 
 
 @partial(pytree, static=("is_whole",))

@@ -1,4 +1,4 @@
-"""Questions about composed releases: delta at an eps, and the least eps at a delta."""
+"""Quantities of composed releases: delta at an eps, and the least eps at a delta."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from accountants.composition import self_composed
+from accountants.composition import repeated
 from accountants.composition.base import ComposedProfile, Composer
-from accountants.composition.self_composed import LossTuple
+from accountants.composition.repeated import LossTuple
 from accountants.dominating_pairs.base import DominatingPair, profile
 from accountants.profile import inverse_profile
 from dpkernels.numerics import Boolean, Real, RealArray, namespace
@@ -20,11 +20,12 @@ _SLACK = 1 + 1e-3  # Delta of one release may be larger than that of all by this
 
 
 @dataclass(frozen=True)
-class Question(abc.ABC):
-    """A number that is asked of one neighbour direction; the answer is the largest over the directions."""
+class Quantity(abc.ABC):
+    """A quantity of one neighbour direction, at an argument. That of a guarantee is the largest over the directions."""
 
     argument: Any
-    best: Real = -np.inf  # The largest answer so far; answers that do not exceed it may be anything up to it.
+    # The largest value of earlier directions. A value that does not exceed it may be any number up to it.
+    best: Real = -np.inf
 
     name: ClassVar[str]
 
@@ -40,11 +41,11 @@ class Question(abc.ABC):
 
     @abc.abstractmethod
     def log_target(self, infinite: Real) -> Real | None:
-        """Return the log of the part of delta that remains for finite losses; of no use where eps is given."""
+        """Return log(delta - infinite), the target for the finite losses; None where eps is given."""
 
     @abc.abstractmethod
     def bound(self, log_moment: RealArray, c: RealArray, infinite: RealArray) -> tuple[Real, Real]:
-        """Return an upper bound of eps and the tilt of the least one, from bounds delta(eps) <= e^(moment - c eps)."""
+        """Return an upper bound of eps, and its tilt c, from delta(eps) <= e^(log_moment - c eps) at every c."""
 
     @abc.abstractmethod
     def saddle_point(
@@ -70,10 +71,13 @@ class Question(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def chain(by_epsilon: Real) -> tuple[Real, Real]:
-        """Return the derivative of the answer by delta(eps), and that of delta(eps) less its target by ``argument``."""
+        """Return (derivative of the answer in delta(eps), derivative of delta(eps) - target in the argument).
+
+        The answer's derivative in the argument is the product of both. If eps is given there is no target.
+        """
 
 
-class DeltaAt(Question):
+class DeltaAt(Quantity):
     """Delta at an eps."""
 
     name = "delta"
@@ -95,7 +99,7 @@ class DeltaAt(Question):
     def saddle_point(
         self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float
     ) -> tuple[RealArray, RealArray]:
-        return self_composed.saddle_point(losses, self.argument, start, greatest), self.argument
+        return repeated.saddle_point(losses, self.argument, start, greatest), self.argument
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
@@ -113,7 +117,7 @@ class DeltaAt(Question):
         return 1.0, by_epsilon
 
 
-class EpsilonAt(Question):
+class EpsilonAt(Quantity):
     """The least eps at a delta: inf if there is none, or if floats do not resolve it."""
 
     name = "epsilon"
@@ -137,7 +141,7 @@ class EpsilonAt(Question):
     def saddle_point(
         self, losses: LossTuple, infinite: RealArray, start: Real, greatest: float
     ) -> tuple[RealArray, RealArray]:
-        return self_composed.saddle_point_of_delta(losses, self.log_target(infinite), start, greatest)
+        return repeated.saddle_point_of_delta(losses, self.log_target(infinite), start, greatest)
 
     def read(
         self, composer: Composer, composed: ComposedProfile, infinite: Real, losses: LossTuple, precision: float
@@ -145,9 +149,9 @@ class EpsilonAt(Question):
         xp, log_delta = namespace(self.argument), self.log_target(infinite)
         floor = xp.where((self.best > 0) & (self.best < np.inf), self.best, 0.0)
         start = xp.maximum(composer.initial_guess(composed, log_delta), floor)
-        noise = composer.rounding(losses, self.argument)
-        eps, value, slope, is_accurate, evaluation = composed.solve(log_delta, start, floor, noise, precision)
-        resolved = is_accurate & composed.is_resolved(eps, value, slope, noise)
+        rounding_rtol = composer.rounding_rtol(losses, self.argument)
+        eps, value, slope, is_accurate, evaluation = composed.solve(log_delta, start, floor, rounding_rtol, precision)
+        resolved = is_accurate & composed.is_resolved(eps, value, slope, rounding_rtol)
         resolved = resolved | ((eps <= floor) & (value <= log_delta))
         is_possible = xp.where(value > -np.inf, self.argument > infinite, self.argument >= infinite)
         eps = xp.where(resolved & is_possible, eps, np.inf)

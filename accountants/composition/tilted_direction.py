@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.composition.base import ComposedProfile, Composer
-from accountants.composition.question import Question
-from accountants.composition.self_composed import (
+from accountants.composition.quantity import Quantity
+from accountants.composition.repeated import (
     MAX_TILT,
     GuaranteeLike,
     LossTuple,
@@ -45,18 +45,18 @@ class Tilt(NamedTuple):
     """A tilt, the estimate of the eps that is given or wanted, and the capped losses with which both were found."""
 
     c: RealArray
-    guess: RealArray
+    epsilon_guess: RealArray
     losses: LossTuple
 
 
 @dataclass(frozen=True)
 class Direction:
-    """The losses that are composed in one neighbour direction, and the number that is asked for.
+    """The losses that are composed in one neighbour direction, and the quantity that is computed of them.
 
-    Losses above what the question needs are capped: they count as partly infinite.
+    Losses above what the quantity needs are capped: they count as partly infinite.
     """
 
-    question: Question
+    quantity: Quantity
     losses: LossTuple
     coarse: LossTuple | None = None
 
@@ -71,13 +71,13 @@ class Direction:
 
         delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0.
         """
-        argument, infinite = self.question.argument, infinity_mass(self.losses)
+        argument, infinite = self.quantity.argument, infinity_mass(self.losses)
         xp, c = namespace(argument), cast_like(_TILTS, argument)
         if self.coarse is not None:
             c = xp.minimum(c, tilt_losses(self.coarse, xp.full_like(argument, MAX_TILT))[1])
         losses = self.losses if self.coarse is None else self.coarse
         log_moment = sum(term.count * term.log_moment(c) for term in losses)
-        return self.question.bound(log_moment + c * xp.log(c) - (c + 1) * xp.log1p(c), c, infinite)
+        return self.quantity.bound(log_moment + c * xp.log(c) - (c + 1) * xp.log1p(c), c, infinite)
 
     @property
     def bound(self) -> Real:
@@ -96,11 +96,11 @@ class Direction:
         greatest = _MAX_SAMPLED_TILT if self.are_sampled else MAX_TILT
         if self.coarse is not None:
             coarse = cap_losses(self.coarse, self.bound)
-            tilt = Tilt(*self.question.saddle_point(coarse, infinite, start, greatest), coarse)
+            tilt = Tilt(*self.quantity.saddle_point(coarse, infinite, start, greatest), coarse)
             if tilt_losses(coarse, tilt.c)[1] >= tilt.c:
                 return tilt
             start = tilt.c
-        return Tilt(*self.question.saddle_point(losses, infinite, start, greatest), losses)
+        return Tilt(*self.quantity.saddle_point(losses, infinite, start, greatest), losses)
 
 
 def tilt_losses(losses: LossTuple, c: RealArray) -> tuple[list[TiltedLoss], RealArray]:
@@ -135,7 +135,7 @@ def _tilt_twice(
     return [TiltedLoss(term, *fields) for term, fields in zip(losses, tilted, strict=True)], reduced
 
 
-def largest_needed_loss(losses: LossTuple, epsilon: Real) -> RealArray:
+def largest_needed_loss(losses: LossTuple, epsilon: Real) -> Real:
     """Return the loss above which losses count as partly infinite: eps minus the least that all others add up to."""
     least = sum(term.count * namespace(epsilon).maximum(term.largest_loss(-1), 0.0) for term in losses)
     return without_derivative(epsilon + least + 1e-9)
@@ -188,14 +188,14 @@ class TiltedComposer(Composer):
 
     bound: Real  # Sums of losses are needed up to here.
     tilt: RealArray  # c.
-    guess: RealArray  # An estimate of the eps that is given, or wanted.
+    epsilon_guess: RealArray  # An estimate of the eps that is given, or wanted.
 
     @classmethod
     def for_direction(cls, direction: Direction) -> TiltedComposer:
-        return cls(direction.bound, direction.tilt.c, direction.tilt.guess)
+        return cls(direction.bound, direction.tilt.c, direction.tilt.epsilon_guess)
 
     def prepare(self, losses: LossTuple) -> tuple[PyTree, Real]:
         return capped_losses(losses, self.bound)
 
     def initial_guess(self, composed: ComposedProfile, log_delta: Real) -> Real:
-        return self.guess
+        return self.epsilon_guess
