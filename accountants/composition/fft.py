@@ -154,7 +154,7 @@ class ComposedPLD(ComposedProfile):
         return (rows[..., None] * cast_like(COEFFICIENTS, self.g)).sum(1)
 
     def is_resolved(self, epsilon: Real, value: Real, slope: Real, rounding_rtol: Real) -> Boolean:
-        """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
+        """Return whether eps is resolved, given the rounding errors of the tilted masses, of which delta is a sum."""
         xp = namespace(value)
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
         return rounding_rtol < _MAX_EPSILON_ERROR * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)

@@ -275,10 +275,10 @@ class _Panels(NamedTuple):
         difference = np.where(value == self.whole, 0.0, self.whole - value)
         return np.abs(np.expm1(np.where(difference < _MAX_EXPONENT, difference, _MAX_EXPONENT)))
 
-    def log_unknown(self, cancellation_error: Float[RealArray, " panels"]) -> Float[np.ndarray, " panels"]:
-        """Return logs of bounds of what is not known of the integrals, of which these differences are rounding."""
+    def log_unknown(self, rounding_error: Float[RealArray, " panels"]) -> Float[np.ndarray, " panels"]:
+        """Return logs of bounds of the errors of the integrals, besides relative ones up to a rounding error."""
         difference = self.difference
-        errors = self.log_value + log_or_minus_inf(np.where(difference > cancellation_error, difference, 0.0))
+        errors = self.log_value + log_or_minus_inf(np.where(difference > rounding_error, difference, 0.0))
         return np.where(difference <= _ESTIMATE_RTOL, errors, np.maximum(errors, self.bound))
 
     def are_negligible(self, log_value: float) -> bool:

@@ -30,7 +30,7 @@ from dpkernels.solve import minimum
 Interval = tuple[float, float]  # (lower, upper).
 Profile = Callable[[float], Interval]
 
-_ROUNDING = 2.0**-50  # More than the relative rounding errors of a line.
+_ROUNDING_RTOL = 2.0**-50  # More than the relative rounding errors of a line.
 _MIN_DISTANCE = 1e-9  # The relative distance of points from which on they have a chord.
 _SLOPE_RTOL = 1e-6  # More than the relative error of the slope of a chord, by that of its points.
 _UNKNOWN_SLOPE = 1e300  # A slope of which nothing is known.
@@ -61,22 +61,22 @@ class CurvePoint(NamedTuple):
 
 
 def _round_down(value: float) -> float:
-    return max(value - _ROUNDING / 8, 0.0)
+    return max(value - _ROUNDING_RTOL / 8, 0.0)
 
 
 def _round_up(value: float) -> float:
-    return min(value + _ROUNDING / 8, 1.0)
+    return min(value + _ROUNDING_RTOL / 8, 1.0)
 
 
 def power_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
     """Return delta + e^eps alpha, rounded up (side 1) or down (side -1)."""
-    return (delta + math.exp(min(epsilon, _MAX_EPSILON)) * alpha) * (1 + side * _ROUNDING)
+    return (delta + math.exp(min(epsilon, _MAX_EPSILON)) * alpha) * (1 + side * _ROUNDING_RTOL)
 
 
 def error_of_line(epsilon: float, delta: float, alpha: float, side: int = 0) -> float:
     """Return e^-eps (1 - delta - alpha), rounded up (side 1) or down (side -1); it may be negative."""
-    value = math.exp(-epsilon) * ((1 - alpha) - delta + side * _ROUNDING / 2)
-    return value + side * _ROUNDING * abs(value)
+    value = math.exp(-epsilon) * ((1 - alpha) - delta + side * _ROUNDING_RTOL / 2)
+    return value + side * _ROUNDING_RTOL * abs(value)
 
 
 @proven("trade_off#proof")

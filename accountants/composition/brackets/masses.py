@@ -123,8 +123,8 @@ def contract(
     """Return the masses at grid points of groups, from those of half cells.
 
     Mass p of a half cell at k h that stays adds its gain p - e^(k h) q to the group at k. Mass that joins the group at
-    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. If the gains of a group equal its
-    costs, its mean of p/q is that of the grid point:
+    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. If the gains of a group equal
+    its costs, its mean of p/q is that of the grid point:
 
     1. Lower halves stay, and upper halves move up, as far as the gains of the group above pay for them.
     2. A group with too much gain takes a share of the group below it. One with too little takes a share of the group
@@ -219,9 +219,8 @@ def coarsen(
     )
     if side > 0:
         moved = point_gain / cell_gain
-        return np.append(cells @ (mass * (1 - moved)), 0.0) + np.append(
-            0.0, cells @ (mass * moved * growth)
-        ), coarse_first
+        staying, moving = cells @ (mass * (1 - moved)), cells @ (mass * moved * growth)
+        return np.append(staying, 0.0) + np.append(0.0, moving), coarse_first
     # Of an odd number of points none is in the middle.
     is_half = (np.arange(ratio)[:, None] > ratio / 2) == np.array([False, True])
     p, gains = cells @ (mass[:, None] * is_half), cells @ ((mass * point_gain)[:, None] * is_half)

@@ -99,9 +99,8 @@ class MonotonePieces:
         index = np.arange(len(self))
         if self.intervals is not None:  # Whose losses are continuous up to their ends.
             return self.loss(self.lower, index), self.loss(self.upper, index)
-        return self.loss(self.move_off_ends(self.lower, index), index), self.loss(
-            self.move_off_ends(self.upper, index), index
-        )
+        lower, upper = (self.move_off_ends(ends, index) for ends in (self.lower, self.upper))
+        return self.loss(lower, index), self.loss(upper, index)
 
     @property
     def intervals(self) -> LossIntervals | None:
