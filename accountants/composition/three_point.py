@@ -227,9 +227,7 @@ def _probabilities(
     return xp.exp(log_first + xp.stack([xp.stack([log_others, log_others]), xp.stack(log_b[:2]) + xp.stack(log_b[2:])]))
 
 
-def _log_poisson(
-    k: Float[RealArray, "kinds counts"], mean: Float[RealArray, "kinds 1"]
-) -> Float[RealArray, "kinds counts"]:
+def _log_poisson(k: Float[RealArray, "7 counts"], mean: Float[RealArray, "7 1"]) -> Float[RealArray, "7 counts"]:
     """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
     xp, special = namespace(k, mean), special_functions(k)
     small_k = xp.minimum(k, _STIRLING_FROM)
