@@ -87,9 +87,8 @@ class ComposedPLD(ComposedProfile):
     start: Real  # The first grid point.
     step: Real  # h.
     g: Float[RealArray, " points"]  # The tilted masses, of sum about 1.
-    smooth: Float[
-        RealArray, " points"
-    ]  # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
+    # The part of g that is neither a sum of atoms on the grid nor crowded next to one.
+    smooth: Float[RealArray, " points"]
     tilt: Float[RealArray, ""]  # c.
     log_scale: Float[RealArray, ""]  # K(c).
     first: Float[RealArray, ""]  # The number of the first grid point.
@@ -97,9 +96,8 @@ class ComposedPLD(ComposedProfile):
     losses: tuple[_LossOnGrid, ...]  # The losses that are composed.
     # e^(-c x) (1 - e^-x) and e^(-(c+1) x) at x = k h for k from 0; JAX arrays have as many zeros before them.
     tail_weights: Float[RealArray, "2 distances"]
-    kink_coefficients: Float[
-        RealArray, "powers 6"
-    ]  # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_euler_maclaurin_weights``.
+    # The weights of the Taylor coefficients of smooth masses, by powers of t; see ``_euler_maclaurin_weights``.
+    kink_coefficients: Float[RealArray, "powers 6"]
 
     def empty(self) -> _Evaluation:
         xp = namespace(self.g)

@@ -64,9 +64,7 @@ _HALF_LOG = math.log(2 * math.pi) / 2  # log(2 pi)/2 of that series.
 class ThreePointLoss(ComposedProfile):
     """The sum of n independent losses that have three values."""
 
-    mass: Float[
-        RealArray, "3"
-    ]  # The probabilities, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
+    mass: Float[RealArray, "3"]  # The probabilities; at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
     loss: Float[RealArray, "3"]
     count: Float[RealArray, ""]  # n.
     tilt: Float[RealArray, ""]  # c, which decides which counts are summed, and changes no value.

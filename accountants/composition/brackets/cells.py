@@ -42,9 +42,7 @@ class Cells:
 
     first_index: int  # k of the first cell.
     offset: float  # o.
-    p: Float[
-        np.ndarray, "cells 2"
-    ]  # The mass under p of the lower and the upper half of every cell, an array (cells, 2).
+    p: Float[np.ndarray, "cells 2"]  # The mass under p of the lower and the upper half of every cell.
     gain: Float[np.ndarray, "cells 2"]  # p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
     infinite: float = 0.0  # The mass of p where q is 0.
     neglected: float = 0.0  # A bound on the mass of p, far out, that is in none of the other fields.
@@ -71,9 +69,8 @@ class _Edges:
     step: float
     offset: float
     ratio: int  # Odd.
-    positions: Num[
-        np.ndarray, " edges"
-    ]  # Ends in half steps from the offset; the number of half cells of each part is even.
+    # Ends in half steps from the offset; the number of half cells of each part is even.
+    positions: Num[np.ndarray, " edges"]
     window: tuple[int, int]  # The half cells of the window.
 
     @classmethod
