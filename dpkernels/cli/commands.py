@@ -375,6 +375,7 @@ def perturb(
     """
     with importing():
         from dpkernels.cli.perturb import plan, summary
+        from dpkernels.cli.perturb.request import Request
 
     check, check_first, progress = (options.pop(name) for name in ("check", "check_first", "progress"))
     runs, save_config = {name: options.pop(name) for name in opts.ENGINE}, options.pop("save_config")
@@ -385,9 +386,9 @@ def perturb(
     usual = None if options["ledger"] else _charged_ledger(None)
     if usual is not None:
         options["ledger"] = (usual,)
-    request = plan.Request(source, target, of_mechanisms, **options)
+    request = Request(source, target, of_mechanisms, **options)
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
-        release: plan.Plan = plan.plan(request)
+        release: plan.ReleasePlan = plan.plan(request)
     else:
         with importing():
             from dpkernels.cli.dataset import perturb as datasets

@@ -118,14 +118,14 @@ COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sy
 ENDLESS = """
 import sys
 from dpkernels.cli import main
-from dpkernels.cli.perturb import plan
-release = plan.in_chunks
+from dpkernels.cli.perturb import rows
+release = rows.in_chunks
 def endless(*given, **how):
     release(*given, **how)
     print("begun", flush=True)
     while True:
         release(*given, **how)
-plan.in_chunks = endless
+rows.in_chunks = endless
 sys.exit(main())
 """
 

@@ -33,7 +33,9 @@ from dpkernels.cli.files.opening import converted, open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.ledger import LedgerCharge, mark, resuming
-from dpkernels.cli.perturb.plan import MAX_SHOWN, Done, Plan, Request, bad_rows, release_file
+from dpkernels.cli.perturb.plan import ReleasePlan
+from dpkernels.cli.perturb.request import Request
+from dpkernels.cli.perturb.rows import MAX_SHOWN, PartResult, bad_rows, release_file
 from dpkernels.cli.perturb.sidecar import ReleaseSpec, WrittenFile, versions
 from dpkernels.cli.terminal import private, warn
 from dpkernels.cli.text import display_name, listed
@@ -240,7 +242,7 @@ def run_task(task: Task, job: Any, secret: Secret | None, part: Part) -> object:
         return TaskError(message, fault, unsound=isinstance(error, CertificateError), independent=is_independent(error))
 
 
-def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
+def perturb_part(job: Job, secret: Secret | None, part: Part) -> PartResult:
     """Read, perturb and write a part, or without a secret check it.
 
     ValueError if its values cannot be perturbed, or the file has changed.
@@ -251,8 +253,16 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
             source = converted(stack.enter_context(part.opened(job.spec.layout)), job.spec.converted)
         output = None if secret is None else (secret.value, stack.enter_context(job.folder.part(name, part.file.local)))
         devices = jax.local_devices() if job.on_accelerators else None
-        slot: JsonObject = {"name": name, "file_name": part.file.name, "row": part.row, "first": part.first}
-        done = release_file(job.spec, source, output, **slot, devices=devices)
+        done = release_file(
+            job.spec,
+            source,
+            output,
+            part_name=name,
+            source_name=part.file.name,
+            first_row_of_file=part.row,
+            first_row_of_release=part.first,
+            devices=devices,
+        )
         part.check_whole(done.read)
     return done
 
@@ -288,13 +298,13 @@ def results(
 
 
 @dataclass(frozen=True)
-class DatasetPlan(Plan[Folder]):
+class DatasetPlan(ReleasePlan[Folder]):
     """A release of a dataset whose files are known, in parts in the order of their rows."""
 
     parts: tuple[Part, ...]
     folder: Folder
     engine: Any
-    completed: dict[str, Done] = field(default_factory=dict)  # the parts that a killed run has completed, by name
+    completed: dict[str, PartResult] = field(default_factory=dict)  # the parts that a killed run has completed, by name
 
     def values(self) -> int:
         return sum(part.rows for part in self.parts)
@@ -364,12 +374,12 @@ class DatasetPlan(Plan[Folder]):
     def _commit(self, output: Folder, charge: LedgerCharge | None, sidecar: str, names: Sequence[str]) -> None:
         output.commit(sidecar, names, partial(_mark, charge))
 
-    def write(self, output: Folder | None, progress: bool | None) -> list[Done]:
+    def write(self, output: Folder | None, progress: bool | None) -> list[PartResult]:
         job = self._job()
         parts = [part for part in self.parts if part_name(job, part) not in self.completed]
         # The only copy of the key outside of the engine: it is gone when the parts are made.
         secret = None if output is None else Secret(os.urandom(32))
-        finished = list[Done]()
+        finished = list[PartResult]()
         with closing(results(self.engine, perturb_part, job, secret, parts, progress)) as outcomes:
             for file in outcomes if parts else ():
                 finished.append(file)
@@ -414,10 +424,10 @@ def _mark(charge: LedgerCharge | None) -> None:
         mark(charge.ledger, charge.entry.id, charge.marks)
 
 
-def _done(entry: JsonObject) -> Done:
+def _done(entry: JsonObject) -> PartResult:
     """Return what the journal says of a complete part."""
     written = WrittenFile(entry["sha256"], entry["bytes"], entry["name"], entry["rows"], entry["input"])
-    return Done(entry["read"], entry["kept"], written, tuple(entry["lost"]))
+    return PartResult(entry["read"], entry["kept"], written, tuple(entry["lost"]))
 
 
 def plan(request: Request, engine: object) -> DatasetPlan:

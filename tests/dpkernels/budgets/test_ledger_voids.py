@@ -237,7 +237,7 @@ def interrupted(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.chunks", "perturb.plan.in_chunks"])
+@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.chunks", "perturb.rows.in_chunks"])
 def test_an_interrupted_run_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     monkeypatch.setattr(f"dpkernels.cli.{where}", interrupted)
@@ -294,7 +294,7 @@ def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.Monk
 
 def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.MAX_SHUFFLED_BYTES", len(GOOD_CSV))
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.MAX_SHUFFLED_BYTES", len(GOOD_CSV))
     done = run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET, "--shuffle-rows")
     assert_refused(done, 1, "--shuffle-rows: the rows take more than", STAYS)
     assert standing() == [1]
@@ -367,7 +367,7 @@ def test_standard_output_that_has_begun_keeps_the_charge(
         monkeypatch.setattr("dpkernels.cli.perturb.output.shutil.copyfileobj", begun)
     else:
         digest = lambda _: (Path("out.json").write_text("of another") and "", 0)  # noqa: E731
-        monkeypatch.setattr("dpkernels.cli.perturb.plan.sha256_and_size", digest)
+        monkeypatch.setattr("dpkernels.cli.perturb.rows.sha256_and_size", digest)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", *SMALL, *BUDGET)
     if begun:
         assert_refused(done, 1, "standard output: No space left" if begun is full else "interrupted", STAYS)

@@ -428,7 +428,7 @@ def test_unexpected_errors_are_one_line_after_a_traceback_if_debugging(
         raise RuntimeError("oh\nno\x1b[2J")
 
     np.save("in.npy", ages(3))
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", fail)
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.in_chunks", fail)
     line = "error: unexpected RuntimeError: oh no\\x1b[2J (DPKERNELS_DEBUG=1 shows where)\n"
     assert run("perturb", "in.npy", "out.npy", *AGE) == (1, "", f"dpkernels: {line}")
     assert_nothing_but("in.npy")

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.perturb import plan
+from dpkernels.cli.perturb.request import Request
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.
@@ -38,7 +39,7 @@ class Released:
             patch.setattr("os.fsync", lambda handle: None)
             self.seen: dict[int, float] = {}
             try:
-                request = plan.Request(
+                request = Request(
                     source=source,
                     target=target,
                     columns=[name],

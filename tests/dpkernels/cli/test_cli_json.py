@@ -76,7 +76,7 @@ def test_bad_rows_beyond_a_piece_are_counted_and_the_search_ends(
     rows = json.loads(run(*arguments).out)["rows"]
     assert rows["counts"] == {"outside the interval": ages.count(500.0)}
     assert [row["row"] for row in rows["first"]] == [row for row, age in enumerate(ages) if age == 500.0][:10]
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.MAX_COUNTED", 20)
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.MAX_COUNTED", 20)
     rows = json.loads(run(*arguments).out)["rows"]
     assert rows["all"] is False
     assert 20 <= sum(rows["counts"].values()) < ages.count(500.0)

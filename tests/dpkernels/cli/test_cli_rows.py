@@ -33,7 +33,7 @@ from key_helpers import column_key
 import dpkernels as dpk
 from dpkernels.cli import main
 from dpkernels.cli.files import delimited, parquet
-from dpkernels.cli.perturb import plan, sidecar
+from dpkernels.cli.perturb import plan, rows, sidecar
 
 run = pytest.fixture(command, name="run")
 known_secret = pytest.fixture(lambda monkeypatch: monkeypatch.setattr("os.urandom", bytes), name="known_secret")
@@ -198,7 +198,7 @@ def test_a_file_whose_rows_are_all_dropped_costs_nothing(
 
     if disk_is_full:
         monkeypatch.setattr(pq.ParquetWriter, "close", full)
-        monkeypatch.setattr(plan, "sha256_and_size", full)
+        monkeypatch.setattr(rows, "sha256_and_size", full)
     options = ["perturb", "in.parquet", "out.parquet", *COLUMN, *AGE, "--missing", "drop", *more]
     done = run(*options, "--ledger", "people.ledger", "--budget", "10")
     assert_refused(done, 1, "error: in.parquet: every row has a missing value; there is no row to perturb (charge 1 of")
@@ -213,7 +213,7 @@ def test_a_file_whose_rows_are_all_dropped_costs_nothing(
 @pytest.mark.lengthy
 def test_every_order_is_as_likely() -> None:
     """All 24 of four rows, 24,000 draws: chi-square with 23 degrees of freedom, above 81 with probability 2e-8."""
-    orders = [tuple(plan.row_order(number.to_bytes(32, "little"), 4)) for number in range(24_000)]
+    orders = [tuple(rows.row_order(number.to_bytes(32, "little"), 4)) for number in range(24_000)]
     counts = np.array([orders.count(one) for one in permutations(range(4))])
     assert counts.sum() == 24_000
     assert ((counts - 1000) ** 2 / 1000).sum() < 81
@@ -221,9 +221,9 @@ def test_every_order_is_as_likely() -> None:
 
 def test_equal_words_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     words = iter([np.array([5, 5, 1], "<u8"), np.array([3, 1, 2], "<u8")])
-    monkeypatch.setattr(plan.host, "fold_in", lambda key, _: key)
-    monkeypatch.setattr(plan.host, "fill", lambda out, *_: out.__setitem__(slice(None), next(words)))
-    assert plan.row_order(bytes(32), 3).tolist() == [1, 2, 0]
+    monkeypatch.setattr(rows.host, "fold_in", lambda key, _: key)
+    monkeypatch.setattr(rows.host, "fill", lambda out, *_: out.__setitem__(slice(None), next(words)))
+    assert rows.row_order(bytes(32), 3).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
@@ -236,7 +236,7 @@ def test_rows_are_shuffled(run: Run, suffix: str, missing: str, known_secret: No
     plain, mixed = read(Path(f"out{suffix}")), read(Path(f"mixed{suffix}"))
     assert (plain != mixed).mean() > 0.6
     # By a key that no column has: an array has the number 0, and the keys of columns are folded from hashes.
-    np.testing.assert_array_equal(mixed, plain[plan.row_order(bytes(32), len(plain))])
+    np.testing.assert_array_equal(mixed, plain[rows.row_order(bytes(32), len(plain))])
     assert json.loads(Path(f"mixed{suffix}.json").read_text())["row_order"] == "shuffled"
     if suffix == ".csv":
         before, after = (path.read_text().split("\n") for path in (Path("out.csv"), Path("mixed.csv")))
@@ -270,7 +270,8 @@ def test_shuffled_lines_do_not_show_their_place(run: Run) -> None:
 def test_what_cannot_be_held_is_not_shuffled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(Path("in.csv"), ages(100))
     for limit, code in ((1000, 2), (source.stat().st_size, 1)):
-        monkeypatch.setattr(plan, "MAX_SHUFFLED_BYTES", limit)
+        for module in (plan, rows):
+            monkeypatch.setattr(module, "MAX_SHUFFLED_BYTES", limit)
         refused = run("perturb", source, "out.csv", *COLUMN, *AGE, "--shuffle-rows")
         assert_refused(refused, code, "--shuffle-rows", "held in memory")
     assert_nothing_but("in.csv")

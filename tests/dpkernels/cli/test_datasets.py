@@ -157,7 +157,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
         used.extend((engine.key, index) for index in range(start, start + len(x)))
         return x
 
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.in_chunks", noted)
     described = job(tmp_path / "out", len(parts), "age", "other")
     with described.folder.run():
         for part in [*parts, parts[3]]:  # one is run twice
@@ -311,7 +311,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         os.utime(part.file.path, ns=(5, 5))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", touched)
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.in_chunks", touched)
     with described.folder.run():
         assert "has changed" in run_task(perturb_part, described, Secret(SECRET), part).message
         assert list(described.folder.sizes()) == [NOTE]
@@ -572,7 +572,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         seen.append(names(there))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.in_chunks", noted)
     store = StoreFolder(Location(str(tmp_path / "out")))
     spec = ReleaseSpec((column("age" if kind != "npy" else None),), False, form, RowOptions(), (), 1, ())
     with store.run():

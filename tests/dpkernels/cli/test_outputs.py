@@ -385,7 +385,7 @@ def test_the_private_copy_of_standard_output_has_no_name(run: Run, monkeypatch: 
         seen.extend((descriptor_path(file).stat().st_size, len(list(Path("temporary").iterdir()))))
         return sha256_and_size(file)
 
-    monkeypatch.setattr("dpkernels.cli.perturb.plan.sha256_and_size", noted)
+    monkeypatch.setattr("dpkernels.cli.perturb.rows.sha256_and_size", noted)
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", "--column", "age", *AGE)
     assert (done.code, seen) == (0, [len(done.out), 0])
 
