@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.perturb import plan
+from dpkernels.cli.perturb import plan, rows
 from dpkernels.cli.perturb.request import Request
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
@@ -35,7 +35,7 @@ class Released:
             source, target = Path(folder) / "in.csv", Path(folder) / "out.csv"
             source.write_bytes(content)
             patch.setattr(delimited, "BLOCK_BYTES", block)
-            patch.setattr(plan, "in_chunks", self._numbered)
+            patch.setattr(rows, "in_chunks", self._numbered)
             patch.setattr("os.fsync", lambda handle: None)
             self.seen: dict[int, float] = {}
             try:
