@@ -20,6 +20,7 @@ from functools import partial
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.estimation.interval_formulas import clopper_pearson_lower
 from dpkernels.numerics import Real, RealArray
 from dpkernels.solve import bisect
 
@@ -124,21 +125,14 @@ def _event_bound(event: _Event | None, outputs: list[np.ndarray], delta: float, 
     if event is None:
         return Audit(0.0, delta, error_rate, "none", 0.0, 1.0)
     (hits, alarms), sizes = event.counts(outputs), [len(sample) for sample in outputs]
-    power = float(_lower(np.array([hits]), sizes[event.first], error_rate / 2)[0])
-    level = float(_upper(np.array([alarms]), sizes[1 - event.first], error_rate / 2)[0])
+    power = float(clopper_pearson_lower(sizes[event.first], np.array([hits]), error_rate / 2)[0])
+    level = float(_clopper_pearson_upper(sizes[1 - event.first], np.array([alarms]), error_rate / 2)[0])
     epsilon = math.log((power - delta) / level) if power - delta > level else 0.0
     return Audit(epsilon, delta, error_rate, event.name, power, level)
 
 
-def _lower(hits: np.ndarray, size: int, error_rate: float) -> np.ndarray:
-    """Return Clopper and Pearson's lower bounds of a probability."""
-    from scipy.special import betaincinv
-
-    return np.where(hits > 0, betaincinv(np.maximum(hits, 1), size - hits + 1.0, error_rate), 0.0)
-
-
-def _upper(hits: np.ndarray, size: int, error_rate: float) -> np.ndarray:
-    return 1.0 - _lower(size - hits, size, error_rate)
+def _clopper_pearson_upper(size: int, hits: np.ndarray, error_rate: float) -> np.ndarray:
+    return 1.0 - clopper_pearson_lower(size, size - hits, error_rate)
 
 
 def _best_event(
@@ -155,8 +149,8 @@ def _best_event(
             hits, alarms = counts[first], counts[1 - first]
             # By the ratio of probabilities: unions of the first cells are the best tests.
             order = np.argsort(-(hits + 0.5) / (alarms + 0.5), kind="stable")
-            power = _lower(np.cumsum(hits[order]), sizes[first], error_rate / 2) - delta
-            level = _upper(np.cumsum(alarms[order]), sizes[1 - first], error_rate / 2)
+            power = clopper_pearson_lower(sizes[first], np.cumsum(hits[order]), error_rate / 2) - delta
+            level = _clopper_pearson_upper(sizes[1 - first], np.cumsum(alarms[order]), error_rate / 2)
             with np.errstate(divide="ignore", invalid="ignore"):
                 bounds = np.where(power > level, np.log(power / level), 0.0)
             last = int(bounds.argmax())

@@ -16,7 +16,7 @@ from accountants.dominating_pairs.discrete import randomised_response
 from accountants.from_mechanism import guarantee
 from dpkernels import checks
 from dpkernels.budgets.filters import EpsilonDelta, composed_claims
-from dpkernels.decimals import rational
+from dpkernels.decimals import float_at_most, rational
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.exact.arithmetic import root_up
 from dpkernels.exact.batches import BatchCertificate
@@ -66,25 +66,25 @@ def repeated_bound(mechanism: object, count: int) -> EpsilonDelta:
         return EpsilonDelta(batch_bound(certificate, total.delta, count), total.delta)
     if count > 1 and total.delta < 1 and _is_symmetric_noise(certificate):
         with suppress(ValueError, OverflowError):  # not every table and count has a finite bracket
-            upper = guarantee(certificate).repeat(count).bracket(delta=_float_at_most(total.delta))[1]
+            upper = guarantee(certificate).repeat(count).bracket(delta=float_at_most(total.delta))[1]
             return EpsilonDelta(min(total.epsilon, Fraction(upper)), total.delta)
     return total
 
 
 @proven("filters#proof")
-def composed_epsilon(numbers: Mapping[float, int], delta: float) -> float:
-    """Return an upper bound on the epsilon at ``delta`` of independent releases: ``numbers`` of each pure budget.
+def composed_epsilon(counts: Mapping[float, int], delta: float) -> float:
+    """Return an upper bound on the epsilon at ``delta`` of independent releases: ``counts`` of each pure budget.
 
     A release of the pure budget e is dominated by randomised response with e, whatever it does within. Budgets count as
     the decimals that they print as.
     """
-    return _composed_epsilon(tuple(sorted(numbers.items())), delta)
+    return _composed_epsilon(tuple(sorted(counts.items())), delta)
 
 
 @lru_cache(maxsize=16)  # An allocation and its release ask for the same.
-def _composed_epsilon(numbers: tuple[tuple[float, int], ...], delta: float) -> float:
+def _composed_epsilon(counts: tuple[tuple[float, int], ...], delta: float) -> float:
     first, *further = (
-        guarantee(randomised_response(math.nextafter(epsilon, math.inf))).repeat(number) for epsilon, number in numbers
+        guarantee(randomised_response(math.nextafter(epsilon, math.inf))).repeat(count) for epsilon, count in counts
     )
     return float(first.compose(*further).epsilon(delta))
 
@@ -107,35 +107,35 @@ def batch_bound(certificate: BatchCertificate, delta: Fraction, count: int = 1) 
     bounds = [claims.epsilon] if claims.delta <= delta else []
     tables: Any = certificate.tables
     if 0 < delta < 1 and len(tables) <= _MAX_TABLES and all(map(_is_composable, tables)):
-        numbers = (np.bincount(certificate.table_index) * count).tolist()
+        counts = (np.bincount(certificate.table_index) * count).tolist()
         with suppress(ValueError, OverflowError):  # as in repeated_bound
-            gaussian_bound = _gaussian_bound(tables, numbers, delta)
-            bounds.append(_composed_bound(tables, numbers, delta) if gaussian_bound is None else gaussian_bound)
+            gaussian_bound = _gaussian_bound(tables, counts, delta)
+            bounds.append(_composed_bound(tables, counts, delta) if gaussian_bound is None else gaussian_bound)
     if claims.delta == 0 < delta < 1:
-        epsilons, numbers = np.unique(certificate.epsilon, return_counts=True)
+        epsilons, entry_counts = np.unique(certificate.epsilon, return_counts=True)
         if len(epsilons) <= _MAX_TABLES:
-            pairs = zip(epsilons.tolist(), (numbers * count).tolist(), strict=True)
-            bounds.append(Fraction(composed_epsilon(dict(pairs), _float_at_most(delta))))
+            pairs = zip(epsilons.tolist(), (entry_counts * count).tolist(), strict=True)
+            bounds.append(Fraction(composed_epsilon(dict(pairs), float_at_most(delta))))
     if not bounds:
         raise ValueError(f"delta: {float(delta):g}; the composition of these {len(tables)} tables is not known")
     return min(bounds)
 
 
-def _composed_bound(tables: Sequence[NoiseCertificate], numbers: Sequence[int], delta: Fraction) -> Fraction:
-    """Return the upper end of the bracket of ``numbers`` of reports, one for each table."""
-    reports = [guarantee(table).repeat(number) for table, number in zip(tables, numbers, strict=True)]
-    return Fraction(reports[0].compose(*reports[1:]).bracket(delta=_float_at_most(delta))[1])
+def _composed_bound(tables: Sequence[NoiseCertificate], counts: Sequence[int], delta: Fraction) -> Fraction:
+    """Return the upper end of the bracket of the reports, ``counts`` of each table."""
+    reports = [guarantee(table).repeat(count) for table, count in zip(tables, counts, strict=True)]
+    return Fraction(reports[0].compose(*reports[1:]).bracket(delta=float_at_most(delta))[1])
 
 
 @proven("filters#proof")
-def _gaussian_bound(tables: Sequence[NoiseCertificate], numbers: Sequence[int], delta: Fraction) -> Fraction | None:
-    """Return an epsilon of ``numbers`` of reports, one for each table, next to Gaussian noise; None if a table is not.
+def _gaussian_bound(tables: Sequence[NoiseCertificate], counts: Sequence[int], delta: Fraction) -> Fraction | None:
+    """Return an epsilon of ``counts`` reports of each table, all next to Gaussian noise; None if a table is not.
 
     With tau the distance of a table to the masses of a Gaussian, and s/sigma its neighbours' distance, the reports have
     the delta of Gaussian noise at the root of the sum of n (s/sigma)^2, plus the sum of n tau (1 + e^epsilon).
     """
     square = distance = Fraction(0)
-    for certificate, number in zip(tables, numbers, strict=True):
+    for certificate, count in zip(tables, counts, strict=True):
         table = certificate.table
         variance = table.variance / table.bin_width**2 - Fraction(1, 12)  # Of the Gaussian, without its rounding.
         if variance <= 0:
@@ -147,15 +147,15 @@ def _gaussian_bound(tables: Sequence[NoiseCertificate], numbers: Sequence[int], 
             return None
         if tau > _NEAR_GAUSSIAN:
             return None
-        square += number * (certificate.shift / sigma) ** 2
-        distance += number * tau
+        square += count * (certificate.shift / sigma) ** 2
+        distance += count * tau
     mu = math.nextafter(math.nextafter(math.sqrt(square), math.inf), math.inf)
     noise = guarantee(Additive(Gaussian(1.0), mu))
-    max_epsilon = 1.001 * noise.epsilon(_float_at_most(delta))
+    max_epsilon = 1.001 * noise.epsilon(float_at_most(delta))
     remaining_delta = delta - distance * (1 + Fraction(math.exp(max_epsilon) * (1 + 1e-12)))
     if remaining_delta <= 0:
         return None
-    epsilon = noise.epsilon(_float_at_most(remaining_delta))
+    epsilon = noise.epsilon(float_at_most(remaining_delta))
     return Fraction(epsilon) if epsilon <= max_epsilon else None
 
 
@@ -186,8 +186,3 @@ def _is_symmetric_noise(certificate: Certificate) -> bool:
     if not isinstance(certificate, NoiseCertificate):
         return False
     return bool((certificate.table.weights == certificate.table.weights[::-1]).all())
-
-
-def _float_at_most(number: Fraction) -> float:
-    nearest = float(number)
-    return nearest if Fraction(nearest) <= number else math.nextafter(nearest, 0.0)

@@ -16,7 +16,7 @@ from accountants.dominating_pairs.windowed import WindowedPair
 from accountants.schemes.allocation import Allocated, AllocatedBlock
 from accountants.schemes.fixed_size import FixedSize
 from accountants.schemes.groups import Grouped
-from accountants.schemes.poisson import Truncated
+from accountants.schemes.poisson import TruncatedPoissonPair
 from accountants.schemes.shuffled import ShuffledBatches
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.mechanisms.windowed.bases import Shape
@@ -36,9 +36,14 @@ _CLASSES: tuple[type, ...] = (
         GaussianMixture,
         HalvedPair,
     ),
-    *(Allocated, AllocatedBlock, FixedSize, Grouped, ShuffledBatches, Truncated),
+    *(Allocated, AllocatedBlock, FixedSize, Grouped, ShuffledBatches, TruncatedPoissonPair),
 )
-_CLASS_NAMES: dict[type, str] = {RepeatedReleases: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
+_CLASS_NAMES: dict[type, str] = {
+    RepeatedReleases: "Term",
+    AdditivePair: "Shifted",
+    WindowedPair: "Placed",
+    TruncatedPoissonPair: "Truncated",
+}
 _FIELD_NAMES = {
     "sampling_rate": "rate",
     "within_sensitivity": "near",

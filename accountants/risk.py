@@ -43,21 +43,19 @@ from dpkernels.proven import proven
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A search for the highest line:
-_FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))  # the first grid of eps,
-_ZOOM_POINTS = 9  # the points of each further grid, next to the best point,
-_ZOOMS = 5  # and the number of further grids.
-# The mu of the Gaussian that bounds a guarantee:
-_MU_WIDTH = 2e-3  # the relative width of mu that is aimed at,
-_LINES = 65  # the lines of which the least mu is computed,
-_COMPARED_POINTS = 65  # and the eps at which its delta is compared.
+# The eps of the first grid of a search for the highest line.
+_FIRST_GRID = np.append(0.0, np.geomspace(1e-3, 80.0, 64))
+_ZOOM_POINTS = 9  # The points of each further grid of that search, next to the best point.
+_ZOOMS = 5  # The number of further grids of that search.
+_MU_WIDTH = 2e-3  # The relative width that is aimed at for the mu of the Gaussian that bounds a guarantee.
+_LINES = 65  # The lines of which that mu is computed.
+_COMPARED_POINTS = 65  # The eps at which the delta of that Gaussian is compared.
 _ROUNDING = 2.0**-40  # More than the relative rounding errors of odds, beliefs and mu.
-# Losses that are exceeded with probability delta:
-_DELTA_SHARES = np.append(np.geomspace(1e-3, 0.7, 13), [0.9, 0.99, 0.999])  # the shares of delta that are tried,
-_MIN_DELTA = 1e-290  # and the least delta for which that is done.
-# The values of a report:
-PRIORS = (0.01, 0.1, 0.5)  # beliefs before a release,
-RATES = (0.001, 0.01, 0.1)  # and shares of others that are taken for members.
+# The shares of delta that are tried for a loss that is exceeded with probability delta.
+_DELTA_SHARES = np.append(np.geomspace(1e-3, 0.7, 13), [0.9, 0.99, 0.999])
+_MIN_DELTA = 1e-290  # The least delta for which these shares are tried.
+PRIORS = (0.01, 0.1, 0.5)  # The beliefs before a release that a report lists.
+RATES = (0.001, 0.01, 0.1)  # The shares of others taken for members that a report lists.
 
 
 class GaussianFit(NamedTuple):

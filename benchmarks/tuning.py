@@ -137,7 +137,7 @@ def measured(name: str, method: str) -> dict[str, Any]:
 
 def by_scipy(family: Any, objective: Any) -> tuple[float, int]:
     """Return (the best objective, evaluations) by SciPy over members of plain numbers."""
-    target = family.for_error(objective.theta)
+    target = family.with_tolerated_error(objective.theta)
     points = starting_points(target, None)
 
     def cost(z: np.ndarray) -> float:

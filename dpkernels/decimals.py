@@ -23,6 +23,12 @@ def float_at_least(number: Fraction) -> float:
     return nearest if rational(nearest) >= number else math.nextafter(nearest, math.inf)
 
 
+def float_at_most(number: Fraction) -> float:
+    """Return the nearest float, or the next one down where it exceeds the number, which is positive."""
+    nearest = float(number)
+    return nearest if Fraction(nearest) <= number else math.nextafter(nearest, 0.0)
+
+
 def format_number(value: Any, digits: int = 5) -> str:
     """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
     if getattr(value, "ndim", 0):

@@ -54,7 +54,7 @@ def choose(condition: Boolean, value: Real, alternative: Real) -> Real:
 _HOST_TYPES = frozenset({bool, int, float, type(None), np.ndarray, np.float64, np.float32, np.int64, np.bool_})
 
 
-def elementary(*values: object) -> ModuleType | SimpleNamespace:
+def math_namespace(*values: object) -> ModuleType | SimpleNamespace:
     """Return jax.numpy if any value is a JAX array or tracer, else the functions of math, for NumPy's arrays too."""
     if namespace(*values) is jnp:
         return jnp
@@ -164,7 +164,7 @@ def sums_by_index(size: int, index: RealArray, *rows: RealArray) -> list[RealArr
     return [np.bincount(index, row, size) for row in rows]
 
 
-def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
+def zero_at_infinity(function: Callable[[Real], Real], z: Real) -> Real:
     """Return ``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
     ordinary = namespace(z).isfinite(z)
     value = function(namespace(z).where(ordinary, z, 0.0))

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.composed import split_arguments
-from accountants.calibrate.scale import check_target, infeasible_shift, meets, rescaled, smallest_scale
+from accountants.calibrate.scale import check_target, infeasible_shift, meets_budget, rescaled, smallest_scale
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import curve, profile
 from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs
@@ -89,7 +89,7 @@ def bounded(constructor: Callable[..., Mechanism], *, epsilon: Real, delta: Real
     member, numbers = split_arguments(constructor, arguments)
     numbers, epsilon, delta = promote(numbers, epsilon, delta)
 
-    def excess(budget: Real, setting: tuple[object, Real, Real]) -> float:
+    def excess(budget: Real, setting: tuple[object, Real, Real]) -> Real:
         numbers, epsilon, delta = setting
         return realised(member(budget, numbers), epsilon) - delta
 
@@ -97,7 +97,7 @@ def bounded(constructor: Callable[..., Mechanism], *, epsilon: Real, delta: Real
     if namespace(epsilon) is np:
         budget = largest if excess(largest, setting) <= 0 else root(excess, setting, epsilon, largest, rtol=1e-12)
         smaller = (member(max(budget * (1 - margin), epsilon), numbers) for margin in MARGINS)
-        return first_feasible(smaller, lambda candidate: meets(dominating_pairs(candidate), epsilon, delta))
+        return first_feasible(smaller, lambda candidate: meets_budget(dominating_pairs(candidate), epsilon, delta))
     most = jnp.full_like(epsilon, largest)
     budget = root(excess, setting, epsilon, most, rtol=1e-12)
     return member(jnp.where(excess(most, setting) <= 0, most, budget), numbers)
@@ -114,15 +114,15 @@ def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0,
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or step
             is not positive, or too small for the noise.
     """
-    return _narrowest(DiscreteGaussian, Gaussian(1.0), epsilon, delta, sensitivity, step)
+    return _calibrate_lattice(DiscreteGaussian, Gaussian(1.0), epsilon, delta, sensitivity, step)
 
 
 def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
     """Return Laplace noise on multiples of ``step`` with the smallest scale; see ``discrete_gaussian``."""
-    return _narrowest(DiscreteLaplace, Laplace(1.0), epsilon, delta, sensitivity, step)
+    return _calibrate_lattice(DiscreteLaplace, Laplace(1.0), epsilon, delta, sensitivity, step)
 
 
-def _narrowest(
+def _calibrate_lattice(
     noise: Callable[[float, float], Lattice],
     unit: Distribution,
     epsilon: float,
@@ -153,7 +153,7 @@ def _narrowest(
     root_scale = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may change the last bits.
     wider = (Additive(noise(root_scale * (1 + margin), step), sensitivity, epsilon, delta) for margin in MARGINS)
-    return first_feasible(wider, lambda candidate: meets(dominating_pairs(candidate), epsilon, delta))
+    return first_feasible(wider, lambda candidate: meets_budget(dominating_pairs(candidate), epsilon, delta))
 
 
 # Reweighted noise
@@ -302,10 +302,10 @@ def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta:
     xp = namespace(epsilon, delta, *jax.tree.leaves(kernel))
     center = xp.log(xp.asarray(without_derivative(smallest_scale(kernel, epsilon, delta, 1.0))))
     scales = center + np.linspace(math.log(0.3), math.log(30), 30)
-    return sensitivity * xp.exp(minimum_on_grid(_rejection, arguments, scales, xatol=1e-4))[()]
+    return sensitivity * xp.exp(minimum_on_grid(_rejection_probability, arguments, scales, xatol=1e-4))[()]
 
 
-def _rejection(log_scale: Real, arguments: tuple[Distribution, Real, Real, Real]) -> RealArray:
+def _rejection_probability(log_scale: Real, arguments: tuple[Distribution, Real, Real, Real]) -> RealArray:
     """Return 1 - P(|Z| <= theta) with the largest q; if no q is feasible, more than 1, and more for smaller scales."""
     kernel, theta, epsilon, delta = arguments
     xp = namespace(log_scale, theta, epsilon, delta)
@@ -394,7 +394,7 @@ def _first_private(noises: Iterator[Reweighted], *target: Real) -> Additive:
 
 def _is_private(noise: Distribution, epsilon: Real, delta: Real, sensitivity: Real) -> bool:
     """Return whether the computed exact profile meets the target; traced noise is not checked."""
-    return meets(noise_pairs(noise, sensitivity), epsilon, delta)
+    return meets_budget(noise_pairs(noise, sensitivity), epsilon, delta)
 
 
 def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, bound: Real | None = None) -> Additive:

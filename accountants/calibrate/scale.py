@@ -101,7 +101,7 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
         )
     scale = smallest_scale(noise, epsilon, delta, sensitivity)
     wider = (noise.rescale(scale * (1 + margin)) for margin in MARGINS)
-    certified = first_feasible(wider, lambda noise: meets(noise_pairs(noise, sensitivity), epsilon, delta))
+    certified = first_feasible(wider, lambda noise: meets_budget(noise_pairs(noise, sensitivity), epsilon, delta))
     return Additive(certified, sensitivity, epsilon, delta)
 
 
@@ -112,7 +112,7 @@ def _check_targets(epsilon: Real, delta: Real, sensitivity: Real) -> None:
     checks.broadcastable(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
-def meets(pairs: tuple[DominatingPair, ...], epsilon: Real, delta: Real) -> bool:
+def meets_budget(pairs: tuple[DominatingPair, ...], epsilon: Real, delta: Real) -> bool:
     """Return whether the computed profile meets a target, read as delta at eps and as eps at delta; true if traced.
 
     The computed profile is not monotone in its last digits, so that one reading may hold without the other.

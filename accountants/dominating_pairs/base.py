@@ -23,17 +23,18 @@ Curve = Callable[[Any], Any]
 class DominatingPair(abc.ABC):
     """Two distributions of a report; a frozen dataclass and a pytree of its parameters.
 
-    - joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
+    - has_joint_axes: whether its arrays belong together, as probabilities of atoms do, and do not broadcast with eps.
     - may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
     - rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     - units_of_log: the units of |log delta| by which an upper bound of Gaussian integrals may exceed the truth.
     - within_sensitivity: whether the pair is valid only for inputs within the sensitivity, not for twice as far ones.
-    - is_shift: whether q(x) = p(x - D) for the sensitivity D. Alone it may be shifted by 2 D, but not within others.
+    - is_shift: whether q(x) = p(x - D) for the sensitivity D. Such a pair, but no pair that contains
+      it, is also valid for inputs 2 D apart, shifted by 2 D.
     - has_estimated_masses: whether its masses are estimates by quadrature, so that no bound is proven.
     - neighbours: of a pair for a batch scheme, the kind of neighbouring datasets; None for one on all the data.
     """
 
-    joint: ClassVar[bool] = False
+    has_joint_axes: ClassVar[bool] = False
     may_be_asymmetric: ClassVar[bool] = False
     rounds_up: ClassVar[bool] = False
     units_of_log: ClassVar[int] = 520
@@ -228,7 +229,7 @@ def as_float64(tree: PyTree) -> PyTree:
 
 def is_whole(item: object) -> bool:
     """Return whether the arrays of an item belong together, instead of broadcasting with eps."""
-    return isinstance(item, DominatingPair) and item.joint
+    return isinstance(item, DominatingPair) and item.has_joint_axes
 
 
 def curve(pairs: tuple[DominatingPair, ...]) -> Curve:

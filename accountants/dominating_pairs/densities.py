@@ -161,7 +161,7 @@ class Densities(DominatingPair):
     panels: tuple[tuple[float, ...], ...]  # The fields of each panel's piece, and the panel's ends in t.
     nodes: PrivacyLossDistribution  # The nodes of the panels.
 
-    joint: ClassVar[bool] = True
+    has_joint_axes: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
     has_estimated_masses: ClassVar[bool] = True
 

@@ -32,7 +32,7 @@ class Atoms(DominatingPair):
     moved: int | None = None
     within_sensitivity: bool = False  # type: ignore[misc]
 
-    joint: ClassVar[bool] = True
+    has_joint_axes: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
 
     @property

@@ -46,7 +46,7 @@ class GaussianMixture(DominatingPair):
     weights: RealArray
     is_mirrored: bool = False
 
-    joint: ClassVar[bool] = True
+    has_joint_axes: ClassVar[bool] = True
     may_be_asymmetric: ClassVar[bool] = True
     rounds_up: ClassVar[bool] = True
     neighbours: ClassVar[str | None] = "add_remove"

@@ -94,8 +94,8 @@ class ReplacedBounded(DominatingPair):
     rate: Real
 
     @property
-    def joint(self) -> bool:  # type: ignore[override]
-        return self.pair.joint
+    def has_joint_axes(self) -> bool:  # type: ignore[override]
+        return self.pair.has_joint_axes
 
     @property
     def rounds_up(self) -> bool:  # type: ignore[override]

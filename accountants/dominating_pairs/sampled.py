@@ -55,8 +55,8 @@ class Sampled(DominatingPair):
     rounds_up: ClassVar[bool] = True
 
     @property
-    def joint(self) -> bool:  # type: ignore[override]
-        return self.pair.joint
+    def has_joint_axes(self) -> bool:  # type: ignore[override]
+        return self.pair.has_joint_axes
 
     @property
     def within_sensitivity(self) -> bool:  # type: ignore[override]

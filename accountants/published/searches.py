@@ -61,7 +61,7 @@ def best(family: Family, objective: ObjectiveLike) -> Result:
     """
     objective = as_objective(objective)
     if objective.theta is not None:
-        family = family.for_error(objective.theta)
+        family = family.with_tolerated_error(objective.theta)
     enumerated = search(family, objective)
     path = {"objective": np.asarray(enumerated.rounds)}
     member = enumerated.parameters, enumerated.mechanism, enumerated.value, path

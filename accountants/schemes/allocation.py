@@ -25,8 +25,8 @@ from accountants.dominating_pairs.additive import AdditivePair, additive_pair
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.dominating_pairs.discrete import NO_LOSS
 from accountants.privacy_loss import PrivacyLossDistribution
-from accountants.schemes.ratio_sums import ratio_law, self_sum
-from accountants.schemes.tables import OneDirection, Table, TablePair, ratios
+from accountants.schemes.ratio_sums import discretised_ratio, self_sum
+from accountants.schemes.tables import OneDirection, RatioTable, TablePair, ratios
 from accountants.schemes.traced_sums import mean_divergence, traced_losses, traced_ratios
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -49,18 +49,18 @@ class Allocated(TablePair):
     is_lower: bool = False
 
     @property
-    def joint(self) -> bool:  # type: ignore[override]
-        return self.pair.joint
+    def has_joint_axes(self) -> bool:  # type: ignore[override]
+        return self.pair.has_joint_axes
 
-    def compute_table(self, side: int) -> Table:
+    def compute_table(self, side: int) -> RatioTable:
         value, mass, infinite = ratios(self.pair, self.removed, side)
         steps = int(self.steps)
-        total = self_sum(ratio_law(value, mass, side), steps)
+        total = self_sum(discretised_ratio(value, mass, side), steps)
         value, mass = total.points()
         mass = mass * (1 + side * total.rounding)
         infinite += total.excess / steps * (1 + total.rounding)
-        table = Table.of_ratios(value / steps, mass, infinite, self.removed)
-        return Table(table.loss + side * _LOSS_ERROR, table.mass, table.infinite)
+        table = RatioTable.of_ratios(value / steps, mass, infinite, self.removed)
+        return RatioTable(table.loss + side * _LOSS_ERROR, table.mass, table.infinite)
 
     def hockey_stick(self) -> Curve:
         if namespace(*jax.tree.leaves(self)) is np:

@@ -24,7 +24,7 @@ from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.dominating_pairs.discrete import Atoms, shifted_pair
 from accountants.dominating_pairs.gaussian_mixture import GaussianMixture
 from accountants.dominating_pairs.sampled import Sampled
-from accountants.schemes.tables import Table, TablePair, ratios
+from accountants.schemes.tables import RatioTable, TablePair, ratios
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -59,10 +59,10 @@ class Grouped(TablePair):
     is_lower: bool = False
 
     @property
-    def joint(self) -> bool:  # type: ignore[override]
-        return self.pair.joint
+    def has_joint_axes(self) -> bool:  # type: ignore[override]
+        return self.pair.has_joint_axes
 
-    def compute_table(self, side: int) -> Table:
+    def compute_table(self, side: int) -> RatioTable:
         """Return the sum of the ratios of all shifts at equal quantiles."""
         weights = binomial_weights(self.records, float(self.rate))
         columns, infinite = [], 0.0
@@ -77,8 +77,8 @@ class Grouped(TablePair):
         for weight, (value, sums) in zip(weights[1:], columns, strict=True):
             total += weight * np.append(value, last_ratio)[np.searchsorted(sums, middle)]
         is_finite = np.isfinite(total)
-        table = Table.of_ratios(total[is_finite], np.diff(ends, prepend=0.0)[is_finite], infinite, self.removed)
-        return Table(table.loss + side * _ROUNDING, table.mass * (1 + side * _ROUNDING), table.infinite)
+        table = RatioTable.of_ratios(total[is_finite], np.diff(ends, prepend=0.0)[is_finite], infinite, self.removed)
+        return RatioTable(table.loss + side * _ROUNDING, table.mass * (1 + side * _ROUNDING), table.infinite)
 
     def attained(self) -> tuple[DominatingPair, ...]:
         if self.is_lower:

@@ -68,7 +68,7 @@ def budget_on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Real, Real
 @proven("schemes#5-samples-of-limited-capacity")
 @partial(pytree, static=("removed",))
 @dataclass(frozen=True)
-class Truncated(DominatingPair):
+class TruncatedPoissonPair(DominatingPair):
     """The pair of a release on a Poisson sample of limited capacity, or its mirror if ``removed``; an upper bound.
 
     It says whether the other records alone fill the sample, which has the probability ``p_full``. If they do not, the
@@ -88,8 +88,8 @@ class Truncated(DominatingPair):
     neighbours: ClassVar[str | None] = "add_remove"
 
     @property
-    def joint(self) -> bool:  # type: ignore[override]
-        return self.added.joint
+    def has_joint_axes(self) -> bool:  # type: ignore[override]
+        return self.added.has_joint_axes
 
     @property
     def _cases(self) -> tuple[tuple[Real, Sampled], tuple[Real, Sampled]]:
@@ -113,8 +113,8 @@ class Truncated(DominatingPair):
     def privacy_loss(self) -> PrivacyLossDistribution:
         return join([pair.privacy_loss().scaled(weight) for weight, pair in self._cases])
 
-    def mirror(self) -> Truncated:
-        return Truncated(self.added, self.substituted, self.rate, self.p_full, self.p_kept, not self.removed)
+    def mirror(self) -> TruncatedPoissonPair:
+        return TruncatedPoissonPair(self.added, self.substituted, self.rate, self.p_full, self.p_kept, not self.removed)
 
     def attained(self) -> tuple[DominatingPair, ...]:
         """Return the pair where all other records add 0: a Poisson sample of the rate at which the record is kept."""
@@ -160,4 +160,4 @@ def truncated_pair(
     examples = checks.integer_in("examples", examples, 1, 1 << 53)
     if capacity >= examples:
         return Sampled(pair, rate)
-    return Truncated(pair, substituted, rate, *full_sample_probabilities(rate, capacity, examples))
+    return TruncatedPoissonPair(pair, substituted, rate, *full_sample_probabilities(rate, capacity, examples))

@@ -34,7 +34,7 @@ _MAX_WIDTH = HALF  # The most of them.
 
 @dataclass(frozen=True)
 class RatioSum:
-    """A bound of the law of a sum of ratios under q."""
+    """A bound of the distribution of a sum of ratios under q."""
 
     mass: Num[np.ndarray, "zones points"]  # (zones, 2 N + 1).
     moment: (
@@ -87,15 +87,15 @@ class RatioSum:
         return count + (float(last.sum()) * max(farthest, 1.0) > _NEGLIGIBLE)
 
     def plus(self, other: RatioSum) -> RatioSum:
-        """Return the law of the sum of both, which are independent."""
+        """Return the sum of both, which are independent."""
         level = max(self.level, other.level)
         first, second = self.coarsened(level), other.coarsened(level)
         is_square = self is other
-        laws = (first,) if is_square else (first, second)
+        terms = (first,) if is_square else (first, second)
         sums: list[_Row] = []
-        inside = [law.zone(len(law.mass)) for law in laws]
-        for zone in range(max(law.zones_of_sum for law in laws)):
-            zone_rows = [law.zone(zone) for law in laws]
+        inside = [term.zone(len(term.mass)) for term in terms]
+        for zone in range(max(term.zones_of_sum for term in terms)):
+            zone_rows = [term.zone(zone) for term in terms]
             inner_rows = [inner + row for inner, row in zip(inside, zone_rows, strict=True)]
             if is_square:
                 sums.append(zone_rows[0].convolved(inner_rows[0] + inside[0]))
@@ -109,7 +109,7 @@ class RatioSum:
         return RatioSum(mass, moment, first.origin + second.origin, level, total, rounding).adapted()
 
     def coarsened(self, level: int) -> RatioSum:
-        """Return the law with h = 2^level, which is at least its own."""
+        """Return the bound with h = 2^level, which is at least its own."""
         zones = level - self.level
         if zones <= 0:
             return self
@@ -122,21 +122,21 @@ class RatioSum:
         return replace(self, mass=mass, moment=moment, level=level, rounding=self.rounding + 16 * zones * UNIT_ROUNDOFF)
 
     def adapted(self) -> RatioSum:
-        """Return the law with the origin and the step that its middle half needs."""
+        """Return the bound with the origin and the step that its middle half needs."""
         low, middle, high = self.quartiles
         width = high - low
         if self.origin == 0.0 and width > _CENTRED_WIDTH * middle:
             return self.coarsened(max(self.level, _least_level(*self.points())))
-        law = self
+        recentred = self
         if abs(middle - self.origin) > _OFF_MIDDLE * width:
             fine = math.floor(math.log2(width / _MIN_WIDTH)) if width > 0 else self.level
-            law = self.moved(middle, max(fine, self.level))
-        return law.coarsened(math.ceil(math.log2(width / _MAX_WIDTH))) if width > 0 else law
+            recentred = self.moved(middle, max(fine, self.level))
+        return recentred.coarsened(math.ceil(math.log2(width / _MAX_WIDTH))) if width > 0 else recentred
 
     def moved(self, origin: float, level: int) -> RatioSum:
-        """Return the law about another origin."""
-        law = ratio_law(*self.points(), self.side, origin, level)
-        return replace(law, excess=self.excess + law.excess, rounding=self.rounding + law.rounding)
+        """Return the bound about another origin."""
+        moved = discretised_ratio(*self.points(), self.side, origin, level)
+        return replace(moved, excess=self.excess + moved.excess, rounding=self.rounding + moved.rounding)
 
 
 def _least_level(value: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"]) -> int:
@@ -264,14 +264,14 @@ def _recentre(columns: list[Num[np.ndarray, "zones points"]], level: int) -> Non
 
 
 @proven("schemes#2-sums-of-ratios")
-def ratio_law(
+def discretised_ratio(
     value: Float[np.ndarray, " outcomes"],
     mass: Float[np.ndarray, " outcomes"],
     side: int,
     origin: float = 0.0,
     level: int | None = None,
 ) -> RatioSum:
-    """Return the bound of a law of atoms at values >= 0; by default the least step follows from the lowest values."""
+    """Return the bound of one ratio with atoms at values >= 0; the lowest values decide the least step by default."""
     level = _least_level(value, mass) if level is None else level
     step = math.ldexp(1.0, level)
     distance = (value - origin) / step
@@ -293,12 +293,13 @@ def ratio_law(
 
 
 @proven("schemes#2-sums-of-ratios")
-def self_sum(law: RatioSum, count: int) -> RatioSum:
-    """Return the law of the sum of so many independent copies."""
-    total, added = law, 1
+def self_sum(term: RatioSum, count: int) -> RatioSum:
+    """Return the sum of so many independent copies."""
+    total, added = term, 1
     for bit in bin(count)[3:]:
         total, added = total.plus(total), 2 * added
         if bit == "1":
             # The origin stays at the same share of the sum.
-            total, added = total.plus(law.moved(total.origin / added, law.level) if total.origin else law), added + 1
+            copy = term.moved(total.origin / added, term.level) if total.origin else term
+            total, added = total.plus(copy), added + 1
     return total

@@ -36,7 +36,7 @@ _MAX_REMEMBERED = 32  # How many tables are remembered.
 
 
 @dataclass(frozen=True)
-class Table:
+class RatioTable:
     """Masses of p at finite losses, which increase, and at an infinite loss; further mass has q alone."""
 
     loss: Float[np.ndarray, " outcomes"]
@@ -46,7 +46,7 @@ class Table:
     @classmethod
     def of_ratios(
         cls, ratio: Float[np.ndarray, " outcomes"], mass: Float[np.ndarray, " outcomes"], infinite: float, removed: bool
-    ) -> Table:
+    ) -> RatioTable:
         """Return the table of values of p/q with masses of q, and of an infinite one; of q and p if ``removed``."""
         order = np.argsort(ratio)
         ratio, mass = ratio[order], mass[order]
@@ -102,11 +102,11 @@ class TablePair(DominatingPair):
     neighbours: ClassVar[str | None] = "add_remove"
 
     @abc.abstractmethod
-    def compute_table(self, side: int) -> Table:
+    def compute_table(self, side: int) -> RatioTable:
         """Return an upper (side 1) or a lower (side -1) bound of the pair, or of its mirror if ``removed``."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> RatioTable:
         """Return the upper bound, or the lower one if ``is_lower``; the last tables are remembered."""
         leaves, structure = jax.tree.flatten(self)
         key = (str(structure), *(np.asarray(leaf, np.float64).tobytes() for leaf in leaves))
@@ -137,7 +137,7 @@ class TablePair(DominatingPair):
         return () if self.is_lower else (replace(self, is_lower=True),)  # type: ignore[type-var]
 
 
-_tables: dict[tuple[object, ...], Table] = {}
+_tables: dict[tuple[object, ...], RatioTable] = {}
 
 
 @proven("schemes#1-ratios-and-their-order")

@@ -17,7 +17,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from accountants.privacy_loss import PrivacyLossDistribution
-from accountants.schemes.ratio_sums import ratio_law, self_sum
+from accountants.schemes.ratio_sums import discretised_ratio, self_sum
 from dpkernels.jax_on_use import Array
 from dpkernels.numerics import Real, RealArray
 from dpkernels.pytrees import PyTree
@@ -72,7 +72,7 @@ def _cached_sum(ratio: bytes, mass: bytes, count: int) -> _Sum:
     value, masses = np.zeros(1), np.ones(1)
     if count > 0:
         terms, weights = np.frombuffer(ratio), np.frombuffer(mass)
-        value, masses = self_sum(ratio_law(terms[weights > 0], weights[weights > 0], 1), count).points()
+        value, masses = self_sum(discretised_ratio(terms[weights > 0], weights[weights > 0], 1), count).points()
     order = np.argsort(value)
     value, masses = value[order], masses[order]
     columns = (masses, masses * value)
@@ -155,16 +155,16 @@ def traced_losses(
 ) -> tuple[Float[Array, " points"], Float[Array, " points"], Float[Array, " points"]]:
     """Return masses of p and q, and losses, of the pair whose profile is that of D at some losses, and linear between.
 
-    The slope of D in t = e^eps rises by the mass of q at a loss.
+    The slope of D in e^eps rises by the mass of q at a loss.
     """
     ratio, mass, _, steps = numbers
     (loss,) = _on_host(
         lambda *values: [_loss_points(removed, *values)], [(LOSS_POINTS,)], *jax.lax.stop_gradient((ratio, mass, steps))
     )
-    delta, t = hockey_stick(loss), jnp.exp(loss)
-    slopes = jnp.concatenate([-jnp.ones(1), jnp.diff(delta) / jnp.diff(t), jnp.zeros(1)])
+    delta, exp_epsilon = hockey_stick(loss), jnp.exp(loss)
+    slopes = jnp.concatenate([-jnp.ones(1), jnp.diff(delta) / jnp.diff(exp_epsilon), jnp.zeros(1)])
     q = jnp.maximum(jnp.diff(slopes), 0.0)
-    p = jnp.append(t * q, delta[-1])
+    p = jnp.append(exp_epsilon * q, delta[-1])
     return p, jnp.append(q, 0.0), jnp.append(loss, jnp.inf)
 
 

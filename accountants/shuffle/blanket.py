@@ -51,7 +51,7 @@ from dpkernels.solve import rising_root
 
 _DIGITS = 13  # Outcomes whose probabilities agree to this number of digits are merged.
 _MAX_THINNED = 64  # The most outcomes from which a first value is computed.
-MAX_EXPONENT = 600.0  # An exponent whose exponential does not overflow; float64 ends at 709.8.
+MAX_TILTED_LOSS = 600.0  # The largest c L whose exponential is computed: L^2 e^(c L) must not overflow either.
 _GAMMA_ERROR = 4e-15  # More than the rounding errors of gamma, and less than those that are allowed for in losses.
 _SADDLE_TOLERANCE = 1e-4  # Last Newton step of log c, which need not be precise: all contours have the same integral.
 
@@ -62,7 +62,10 @@ StopLoss = Callable[[float, np.ndarray], np.ndarray]
 @pytree
 @dataclass(frozen=True)
 class Blanket:
-    """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored."""
+    """What hides one report: each of n reports is a draw of omega with probability gamma, whatever its input.
+
+    The other reports hide nothing and are ignored.
+    """
 
     mass: Float[RealArray, " outcomes"]  # omega of every outcome.
     p: Float[RealArray, " outcomes"]  # R_x/omega of the hidden report.
@@ -109,7 +112,7 @@ class Blanket:
 @pytree
 @dataclass(frozen=True)
 class OutcomeProbabilities:
-    """Probabilities of outcomes."""
+    """The probability of every outcome of a report, for one pair of inputs x, x' and next to all inputs."""
 
     least: Float[RealArray, " outcomes"]  # The smallest over all inputs.
     first: Float[RealArray, " outcomes"]  # Under the input x.
@@ -137,21 +140,23 @@ class OutcomeProbabilities:
 def moments(mass: Float[RealArray, " outcomes"], L: Float[RealArray, " outcomes"], c: Real) -> tuple[Real, Real, Real]:
     """Return E(e^(c L) - 1), E L e^(c L) and E L^2 e^(c L) of losses L with these masses, and 0 otherwise."""
     xp = namespace(mass, L, c)
-    x = xp.minimum(c * L, MAX_EXPONENT)
+    x = xp.minimum(c * L, MAX_TILTED_LOSS)
     grown = mass * xp.exp(x) * L
     return (mass * xp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def saddle_point(mass: Float[RealArray, " outcomes"], L: Float[RealArray, " outcomes"], n: Real) -> tuple[Real, Real]:
+def shuffled_saddle_point(
+    mass: Float[RealArray, " outcomes"], L: Float[RealArray, " outcomes"], n: Real
+) -> tuple[Real, Real]:
     """Return c with K'(c) = 2/c by Newton's method, and K''(c), K the cumulant generating function of n such losses."""
     xp = namespace(mass, L, n)
-    highest = xp.log(MAX_EXPONENT / xp.maximum(L.max(), 1e-300))
+    highest = xp.log(MAX_TILTED_LOSS / xp.maximum(L.max(), 1e-300))
 
     def excess(log_c: Real) -> tuple[Real, Real]:
         c = xp.exp(log_c)
-        decay, slope, bend = moments(mass, L, c)
-        rise, bend = c * slope / (1 + decay), c**2 * bend / (1 + decay)
-        return n * rise - 2, n * (rise + bend - rise**2)
+        moment, first_derivative, second_derivative = moments(mass, L, c)
+        rise, second_derivative = c * first_derivative / (1 + moment), c**2 * second_derivative / (1 + moment)
+        return n * rise - 2, n * (rise + second_derivative - rise**2)
 
     # The root of the equation with the cumulants at 0.
     _, mean, square = moments(mass, L, 0.0 * highest)
@@ -160,8 +165,8 @@ def saddle_point(mass: Float[RealArray, " outcomes"], L: Float[RealArray, " outc
     low = highest - 80.0
     (log_c,) = rising_root(excess, xp.clip(start, low, highest), low, highest, _SADDLE_TOLERANCE)
     c = xp.exp(log_c)
-    decay, slope, bend = moments(mass, L, c)
-    return c, n * xp.maximum(bend / (1 + decay) - (slope / (1 + decay)) ** 2, 0.0)
+    moment, first_derivative, second_derivative = moments(mass, L, c)
+    return c, n * xp.maximum(second_derivative / (1 + moment) - (first_derivative / (1 + moment)) ** 2, 0.0)
 
 
 @dataclass(frozen=True)
@@ -169,21 +174,21 @@ class WorstInputs:
     """The pairs of inputs of a mechanism that may be the worst."""
 
     pairs: tuple[OutcomeProbabilities, ...]  # The pairs for which values are computed; the result is their maximum.
-    level: Any  # The pure level eps0, from which on delta is 0.
+    pure_epsilon: Any  # eps0, from which on delta is 0.
     # A bound over all pairs, for a rigorous bracket; None where one of ``pairs`` is proven worst.
     stop_loss: StopLoss | None = None
     # Whether the probabilities are those of the mechanism up to rounding, not nodes of a quadrature.
-    exact: bool = True
+    is_exact: bool = True
 
 
-def level_outcomes(level: Real, gamma: Real) -> OutcomeProbabilities:
-    """Return reports at least as informative as any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
+def most_informative_outcomes(eps0: Real, gamma: Real) -> OutcomeProbabilities:
+    """Return reports at least as informative as any mechanism's of this eps0 and gamma (docs/proofs/shuffle.md).
 
     R_x/omega and R_x'/omega are each gamma e^eps0 with probability w = (1/gamma - 1)/(e^eps0 - 1), and gamma otherwise.
     A lesser gamma is that of the same mechanism too. It keeps rounding of 1/gamma - 1 from making w too small.
     """
-    high, gamma = np.exp(level), gamma * (1 - _GAMMA_ERROR)
-    w = min((1 / gamma - 1) / np.expm1(level), 1.0)
+    high, gamma = np.exp(eps0), gamma * (1 - _GAMMA_ERROR)
+    w = min((1 / gamma - 1) / np.expm1(eps0), 1.0)
     p_both = max(2 * w - 1, 0.0)  # The probability that both are high.
     mass = gamma * np.array([w - p_both, w - p_both, p_both, 1 - 2 * w + p_both])
     first, second = (mass * np.where(is_high, high, 1.0) for is_high in ([1, 0, 1, 0], [0, 1, 1, 0]))
@@ -200,13 +205,13 @@ def different_pairs(rows: Float[np.ndarray, "rows outcomes"]) -> list[tuple[int,
     return list(pairs.values())
 
 
-# The largest tables, rows squared times outcomes, whose pairs are all tried; larger ones use level and gamma only.
+# The largest tables, rows squared times outcomes, whose pairs are all tried; larger ones use eps0 and gamma only.
 _MAX_CELLS = 1 << 21
 _MAX_COMPARED_ROWS = 24  # Tables of so many rows are searched for all pairs of rows that differ.
 _MAX_ALL_PAIRS = 12  # Up to so many of these pairs are all kept.
 # Points at which the pairs of other tables are compared:
 _EPSILON_SHARES = (0.02, 0.1, 0.25, 0.5, 0.8)  # shares of eps0,
-_LEVEL_SHARES = np.linspace(0.0, 1.0, 26)[1:-1]  # and shares of the range of L.
+_THRESHOLD_SHARES = np.linspace(0.0, 1.0, 26)[1:-1]  # and shares of the range of L.
 _KEPT_PAIRS = 6  # How many pairs are kept, those that are the worst at most points.
 
 
@@ -282,31 +287,31 @@ def _(mixture: ExactMixture | Mixture) -> WorstInputs:
     def join(p: RealArray, q: RealArray) -> RealArray:
         return namespace(weight, p, q).concatenate([weight * p, (1 - weight) * q], axis=-1)
 
-    level = namespace(first.level, second.level).maximum(first.level, second.level)
+    eps0 = namespace(first.pure_epsilon, second.pure_epsilon).maximum(first.pure_epsilon, second.pure_epsilon)
     pair = jax.tree.map(join, first.pairs[0], second.pairs[0])
-    return WorstInputs((pair,), level, exact=first.exact and second.exact)
+    return WorstInputs((pair,), eps0, is_exact=first.is_exact and second.is_exact)
 
 
 @worst_inputs.register
 def _(mechanism: Windowed) -> WorstInputs:
-    """Return the two ends if window and base fall from their middles; else bound any mechanism of its level and gamma.
+    """Return the two ends if window and base fall from their middles; else bound any mechanism of its eps0 and gamma.
 
     It is proven that the ends are worst where a window is at most half as wide as the output interval, or both are
     flat. Flat windows on flat bases have three outcomes. Others have nodes of a quadrature between all knots.
     """
     if not (mechanism.window.falls and mechanism.base.falls):
         knots = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
-        low, level = mechanism.envelope((knots[1:] + knots[:-1]) / 2)[1], pure_epsilon(mechanism)
-        return WorstInputs((level_outcomes(level, 2 * (low * np.diff(knots)).sum()),), level, exact=False)
+        low, eps0 = mechanism.envelope((knots[1:] + knots[:-1]) / 2)[1], pure_epsilon(mechanism)
+        return WorstInputs((most_informative_outcomes(eps0, 2 * (low * np.diff(knots)).sum()),), eps0, is_exact=False)
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
     first, second, middle = (weight * _density(mechanism, v, x) for x in (reach, -reach, 0.0))
     least = weight * mechanism.envelope(v)[1]
     if namespace(first) is np:
         outcomes = OutcomeProbabilities(least, first, second, np.stack([second, middle, first]))
-        return WorstInputs((outcomes,), pure_epsilon(mechanism), exact=len(outcomes.upper.merged.mass) <= 3)
+        return WorstInputs((outcomes,), pure_epsilon(mechanism), is_exact=len(outcomes.upper.merged.mass) <= 3)
     outcomes = OutcomeProbabilities(least, first, second, jnp.stack([second, first]))
-    return WorstInputs((outcomes,), jnp.log((outcomes.upper.p / outcomes.upper.q).max()), exact=False)
+    return WorstInputs((outcomes,), jnp.log((outcomes.upper.p / outcomes.upper.q).max()), is_exact=False)
 
 
 def _density(m: Windowed, v: Float[RealArray, " nodes"], middle: Real) -> Float[RealArray, " nodes"]:
@@ -331,8 +336,8 @@ def _quadrature(m: Windowed) -> tuple[Float[RealArray, " nodes"], Float[RealArra
 @worst_inputs.register(CategorySampler)
 def _(mechanism: Any) -> WorstInputs:
     """Return any two categories: all pairs are alike."""
-    level = mechanism.epsilon if isinstance(mechanism, Categorical) else mechanism.certificate.realised_epsilon
-    return WorstInputs((OutcomeProbabilities(*outcome_probabilities(mechanism)),), level)
+    eps0 = mechanism.epsilon if isinstance(mechanism, Categorical) else mechanism.certificate.realised_epsilon
+    return WorstInputs((OutcomeProbabilities(*outcome_probabilities(mechanism)),), eps0)
 
 
 @worst_inputs.register
@@ -342,29 +347,31 @@ def _(mechanism: SquareWave) -> WorstInputs:
 
 @worst_inputs.register
 def _(sampler: ExactWindow) -> WorstInputs:
-    """Return the first and the last row if weights fall from their middles; else any table of its level and gamma."""
+    """Return the first and the last row if weights fall from their middles; else any table of its eps0 and gamma."""
     table: WindowTable = sampler.table
     total, (high, low) = float(table.total), table.extremes()
-    level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
+    eps0, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:
-        return WorstInputs((level_outcomes(level, least.sum()),), level)
+        return WorstInputs((most_informative_outcomes(eps0, least.sum()),), eps0)
     last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
     outcomes = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
     is_worst = table.is_flat or len(table.window) <= table.shifts
-    return WorstInputs((outcomes,), level, None if is_worst else partial(_overlapping, outcomes))
+    return WorstInputs((outcomes,), eps0, None if is_worst else partial(_overlapping, outcomes))
 
 
-def _overlapping(ends: OutcomeProbabilities, E: float, t: Float[np.ndarray, " levels"]) -> Float[np.ndarray, " levels"]:
+def _overlapping(
+    ends: OutcomeProbabilities, exp_epsilon: float, t: Float[np.ndarray, " levels"]
+) -> Float[np.ndarray, " levels"]:
     """Return the proof's bound without its last step, at t >= gamma (1 - e^eps) and at the complement below."""
     gamma = ends.least.sum()
-    first_gap, second_gap = ends.first - E * ends.least, E * ends.second - ends.least
+    first_gap, second_gap = ends.first - exp_epsilon * ends.least, exp_epsilon * ends.second - ends.least
 
-    def bound(level: float) -> float:
-        if level >= gamma * (1 - E):
-            return float(np.maximum(first_gap - level / gamma * ends.least, 0.0).sum())
-        return float(1 - E - level + np.maximum(second_gap + level / gamma * ends.least, 0.0).sum())
+    def bound(threshold: float) -> float:
+        if threshold >= gamma * (1 - exp_epsilon):
+            return float(np.maximum(first_gap - threshold / gamma * ends.least, 0.0).sum())
+        return float(1 - exp_epsilon - threshold + np.maximum(second_gap + threshold / gamma * ends.least, 0.0).sum())
 
-    return np.array([bound(level) for level in t])
+    return np.array([bound(threshold) for threshold in t])
 
 
 @worst_inputs.register(Optimal)
@@ -394,25 +401,24 @@ def _(rows: np.ndarray) -> WorstInputs:
 @lru_cache(maxsize=16)
 def _rows_worst_inputs(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
     rows = np.frombuffer(raw).reshape(shape)
-    level, least = float(np.log((rows.max(0) / rows.min(0)).max())), rows.min(0)
+    eps0, least = float(np.log((rows.max(0) / rows.min(0)).max())), rows.min(0)
     if rows.size * len(rows) > _MAX_CELLS:
-        return WorstInputs((level_outcomes(level, least.sum()),), level)
+        return WorstInputs((most_informative_outcomes(eps0, least.sum()),), eps0)
     others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
     candidates = different_pairs(rows) if len(rows) <= _MAX_COMPARED_ROWS else []
     all_kept = 0 < len(candidates) <= _MAX_ALL_PAIRS
-    pairs_of_rows = candidates if all_kept else _likely_worst(rows, level)
+    pairs_of_rows = candidates if all_kept else _likely_worst(rows, eps0)
     pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in pairs_of_rows)
-    return WorstInputs(pairs, level, None if all_kept else partial(largest_stop_loss, rows))
+    return WorstInputs(pairs, eps0, None if all_kept else partial(largest_stop_loss, rows))
 
 
-def _likely_worst(rows: Float[np.ndarray, "rows outcomes"], level: float) -> list[tuple[int, int]]:
+def _likely_worst(rows: Float[np.ndarray, "rows outcomes"], eps0: float) -> list[tuple[int, int]]:
     """Return the pairs whose E(L - t)_+ is most often the largest at some eps and t, and the first and last rows."""
     omega, wins = rows.min(0) / rows.min(0).sum(), np.zeros((len(rows), len(rows)))
-    for E in np.exp(np.array(_EPSILON_SHARES) * level):
-        ends = (rows[0] - E * rows[-1]) / omega
-        values = np.stack(
-            [_row_stop_loss(rows, x, E, ends.min() + _LEVEL_SHARES * np.ptp(ends)) for x in range(len(rows))]
-        )
+    for exp_epsilon in np.exp(np.array(_EPSILON_SHARES) * eps0):
+        ends = (rows[0] - exp_epsilon * rows[-1]) / omega
+        t = ends.min() + _THRESHOLD_SHARES * np.ptp(ends)
+        values = np.stack([_row_stop_loss(rows, x, exp_epsilon, t) for x in range(len(rows))])
         wins += (values >= values.max((0, 1)) * (1 - 1e-12)).sum(-1)
     most_often = [
         tuple(map(int, divmod(index, len(rows)))) for index in np.argsort(-wins, axis=None, kind="stable")[:_KEPT_PAIRS]
@@ -422,15 +428,15 @@ def _likely_worst(rows: Float[np.ndarray, "rows outcomes"], level: float) -> lis
 
 
 def _row_stop_loss(
-    rows: Float[np.ndarray, "rows outcomes"], x: int, E: float, t: Float[np.ndarray, " levels"]
+    rows: Float[np.ndarray, "rows outcomes"], x: int, exp_epsilon: float, t: Float[np.ndarray, " levels"]
 ) -> Float[np.ndarray, "rows levels"]:
     """Return E(L - t)_+ of x and every other row, of shape (row, t)."""
-    omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - E * rows
-    return np.stack([np.maximum(gaps - level * omega, 0.0).sum(1) for level in t], 1)
+    omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - exp_epsilon * rows
+    return np.stack([np.maximum(gaps - threshold * omega, 0.0).sum(1) for threshold in t], 1)
 
 
 def largest_stop_loss(
-    rows: Float[np.ndarray, "rows outcomes"], E: float, t: Float[np.ndarray, " levels"]
+    rows: Float[np.ndarray, "rows outcomes"], exp_epsilon: float, t: Float[np.ndarray, " levels"]
 ) -> Float[np.ndarray, " levels"]:
     """Return the maximum over all pairs of rows of E(L - t)_+."""
-    return np.max([_row_stop_loss(rows, x, E, t).max(0) for x in range(len(rows))], axis=0)
+    return np.max([_row_stop_loss(rows, x, exp_epsilon, t).max(0) for x in range(len(rows))], axis=0)

@@ -19,7 +19,7 @@ import numpy as np
 from accountants.composition.brackets.masses import RATIO, GridReleases
 from accountants.composition.brackets.monotone import TooManyPointsError
 from accountants.composition.brackets.sums import ComposedBounds, compose, entry_stage, stage_count
-from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, saddle_point
+from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs, shuffled_saddle_point
 from dpkernels.numerics import MAX_EXPONENT, UNIT_ROUNDOFF
 from dpkernels.proven import proven
 from dpkernels.shapes import Float, Int
@@ -32,9 +32,9 @@ _MASS_ERROR = 1e-12  # That of probabilities.
 _VALUE_ERROR = 1e-14  # That of sums of L.
 # The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _CELL_MARGIN = 1e-9
-_LEVEL_RTOL = 1e-12  # A bound on the relative error of the level.
-_LEVEL_ATOL = 64 * UNIT_ROUNDOFF  # A bound on its absolute error: a small level is the log of a ratio near 1.
-_CHORDS = 1e-3, 1e-2, 1e-1  # How far below the level, as a share of it, chords of delta start.
+_PURE_EPSILON_RTOL = 1e-12  # A bound on the relative error of eps0.
+_PURE_EPSILON_ATOL = 64 * UNIT_ROUNDOFF  # A bound on its absolute error: a small eps0 is the log of a ratio near 1.
+_CHORDS = 1e-3, 1e-2, 1e-1  # How far below eps0, as a share of it, chords of delta start.
 _UNDERFLOW = 1e-310  # More than the mass that products lose below the floats.
 _MAX_PAIRS = 1 << 19  # The most pairs of outcomes from which a sum is formed.
 _MAX_OUTCOMES = 1 << 12  # The most outcomes of a sum that is added to itself.
@@ -59,7 +59,7 @@ _MAX_ITERATIONS = 60  # The most steps of eps.
 
 @dataclass(frozen=True)
 class LossSum:
-    """The distribution of the sum of the losses of some reports; a report outside the blanket has the loss 0."""
+    """The distribution of a sum of losses, one of each of some reports; a report outside the blanket adds 0."""
 
     value: Float[np.ndarray, " outcomes"]
     mass: Float[np.ndarray, " outcomes"]
@@ -124,27 +124,28 @@ class ReportLoss:
         return ReportLoss(value, mass, slack)
 
 
-def _blanket_losses(blanket: Blanket, E: float) -> ReportLoss:
+def _blanket_losses(blanket: Blanket, exp_epsilon: float) -> ReportLoss:
     has_mass = np.asarray(blanket.mass) > 0
     mass, p, q = (np.asarray(column, float)[has_mass] for column in (blanket.mass, blanket.p, blanket.q))
-    return ReportLoss.of_reports(p - E * q, mass, float(blanket.gamma), p + E * q)
+    return ReportLoss.of_reports(p - exp_epsilon * q, mass, float(blanket.gamma), p + exp_epsilon * q)
 
 
-def _bound_losses(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> ReportLoss:
+def _bound_losses(inputs: WorstInputs, stop_loss: StopLoss, exp_epsilon: float) -> ReportLoss:
     """Return the distribution whose E(L - t)_+ is the bound at some t, with the likely losses, and linear between."""
     blankets = [pair.upper.merged for pair in inputs.pairs]
-    gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS_ERROR)
-    least, most = gamma * (1 - _MASS_ERROR - E * high), gamma * (high - E)  # Of all pairs.
-    losses = [blanket.p - E * blanket.q for blanket in blankets]
-    inner = np.concatenate([*losses, least + (most - least) * _INNER_SHARES, [0.0, 1 - E]])
+    gamma, high = blankets[0].gamma, math.exp(inputs.pure_epsilon) * (1 + _MASS_ERROR)
+    least, most = gamma * (1 - _MASS_ERROR - exp_epsilon * high), gamma * (high - exp_epsilon)  # Of all pairs.
+    losses = [blanket.p - exp_epsilon * blanket.q for blanket in blankets]
+    inner = np.concatenate([*losses, least + (most - least) * _INNER_SHARES, [0.0, 1 - exp_epsilon]])
     t = np.unique(np.clip(inner, least, most))
     t = t[np.append(np.diff(t) > 1e-9 * (most - least), True)]
     t[0] = least
-    bound = np.concatenate([[1 - E - t[0]], stop_loss(E, t[1:-1]), [0.0]])
+    bound = np.concatenate([[1 - exp_epsilon - t[0]], stop_loss(exp_epsilon, t[1:-1]), [0.0]])
     # What is bounded is convex, so it is below the hull as well.
     hull, slopes = lower_hull(t, bound)
     t, slopes = t[hull], np.concatenate([[-1.0], slopes, [0.0]])
-    return ReportLoss.of_reports(t, np.maximum(np.diff(slopes), 0.0), gamma, np.full(len(t), gamma * (1 + E) * high))
+    size = np.full(len(t), gamma * (1 + exp_epsilon) * high)
+    return ReportLoss.of_reports(t, np.maximum(np.diff(slopes), 0.0), gamma, size)
 
 
 def _split_reports(report: LossSum, n: int) -> list[tuple[LossSum, int]]:
@@ -162,7 +163,7 @@ def _split_reports(report: LossSum, n: int) -> list[tuple[LossSum, int]]:
 def _tilt(report: LossSum | ReportLoss, n: int) -> tuple[float, float]:
     """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
     with np.errstate(all="ignore"):
-        c, variance = saddle_point(report.mass, report.value, n)
+        c, variance = shuffled_saddle_point(report.mass, report.value, n)
     return float(c), max(math.sqrt(variance), _MIN_DEVIATION * float(np.ptp(report.value)))
 
 
@@ -333,32 +334,32 @@ def _upper_delta(loss: ReportLoss, gamma: float, n: int) -> float:
     return min(_bound(loss, n, 1) / (gamma * n) * (1 + _MASS_ERROR) + lost / gamma, 1.0)
 
 
-def upper_level(inputs: WorstInputs) -> float:
-    """Return an upper bound of the pure level, from which on delta is 0."""
-    return float(inputs.level) * (1 + _LEVEL_RTOL) + _LEVEL_ATOL
+def upper_pure_epsilon(inputs: WorstInputs) -> float:
+    """Return an upper bound of eps0, from which on delta is 0."""
+    return float(inputs.pure_epsilon) * (1 + _PURE_EPSILON_RTOL) + _PURE_EPSILON_ATOL
 
 
 @proven("shuffle#proof")
 def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     """Return an upper bound of delta at eps, for n reports of any people.
 
-    Next to the level a grid cannot tell the few losses above eps from none. There delta, which is convex in e^eps, is
-    below the chord from a lesser eps to 0 at the level.
+    Next to eps0 a grid cannot tell the few losses above eps from none. There delta, which is convex in e^eps, is below
+    the chord from a lesser eps to 0 at eps0.
     """
-    level = upper_level(inputs)
-    if epsilon >= level:
+    eps0 = upper_pure_epsilon(inputs)
+    if epsilon >= eps0:
         return 0.0
     delta = _upper_delta_on_grid(inputs, n, epsilon)
-    for start in (level * (1 - fraction) for fraction in _CHORDS if epsilon > level * (1 - fraction)):
-        fraction = math.expm1(level - epsilon) / -math.expm1(start - level) * math.exp(epsilon - level)
+    for start in (eps0 * (1 - fraction) for fraction in _CHORDS if epsilon > eps0 * (1 - fraction)):
+        fraction = math.expm1(eps0 - epsilon) / -math.expm1(start - eps0) * math.exp(epsilon - eps0)
         delta = min(delta, _upper_delta_on_grid(inputs, n, start) * fraction * (1 + _MASS_ERROR) + _UNDERFLOW)
     return delta
 
 
 def _upper_delta_on_grid(inputs: WorstInputs, n: int, epsilon: float) -> float:
-    E = math.exp(epsilon)
+    exp_epsilon = math.exp(epsilon)
     if inputs.stop_loss is not None:
-        losses, gamma = _bound_losses(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
+        losses, gamma = _bound_losses(inputs, inputs.stop_loss, exp_epsilon), float(inputs.pairs[0].least.sum())
         return _upper_delta(losses, gamma, n)
     return max(blanket_upper_delta(pair.upper, n, epsilon) for pair in inputs.pairs)
 

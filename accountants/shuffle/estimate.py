@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accountants.shuffle import bracket
-from accountants.shuffle.blanket import MAX_EXPONENT, Blanket, moments, saddle_point
+from accountants.shuffle.blanket import MAX_TILTED_LOSS, Blanket, moments, shuffled_saddle_point
 from dpkernels.numerics import Real, RealArray, cast_like, namespace, without_derivative
 from dpkernels.proven import proven
 from dpkernels.solve import newton, root
@@ -53,7 +53,7 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
     L = xp.where(possible, L, xp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
     weighted = blanket.gamma * blanket.mass
     frozen_weighted, frozen_loss, frozen_n = without_derivative((weighted, L, n))
-    c, variance = saddle_point(frozen_weighted, frozen_loss, frozen_n)
+    c, variance = shuffled_saddle_point(frozen_weighted, frozen_loss, frozen_n)
     width = 1 / xp.sqrt(variance + 2 / c**2)
     value, error = _integral(blanket, L, n, c, width, size)
     log_scale = n * xp.log1p(moments(weighted, L, c)[0]) - xp.log(blanket.gamma * n)
@@ -76,12 +76,12 @@ def _integral(
     xp = namespace(L, n, c)
     sinh, weights = (cast_like(table, c) for table in _rule(*size))
     u, weight = width * sinh, weights * width
-    grown, decay = xp.exp(xp.minimum(c * L, MAX_EXPONENT)), xp.expm1(xp.minimum(c * L, MAX_EXPONENT))
+    grown, moment = xp.exp(xp.minimum(c * L, MAX_TILTED_LOSS)), xp.expm1(xp.minimum(c * L, MAX_TILTED_LOSS))
     weighted, phase = blanket.gamma * blanket.mass, u[:, None] * L
     half_sine = xp.sin(phase / 2)
-    re = (weighted * (decay - 2 * grown * half_sine**2)).sum(-1)
+    re = (weighted * (moment - 2 * grown * half_sine**2)).sum(-1)
     im = (weighted * grown * xp.sin(phase)).sum(-1)
-    top = xp.log1p(blanket.gamma * (blanket.mass * decay).sum())
+    top = xp.log1p(blanket.gamma * (blanket.mass * moment).sum())
     log_size, angle = xp.log1p(re * (2 + re) + im * im) / 2, xp.arctan2(im, 1 + re)
     ignored = 1 - blanket.gamma
     # At most 1, as 1 - gamma is at most 1 - gamma + gamma E e^(c L).
@@ -94,35 +94,35 @@ def _integral(
     return terms.sum(), xp.abs(terms.sum() - 2 * terms[::2].sum()) + xp.abs(terms[-8:]).sum()
 
 
-def integral_epsilon(blanket: Blanket, n: Real, delta: Real, level: Real) -> RealArray:
-    """Return the least eps >= 0 at one delta, at most ``level``; of JAX numbers with implicit derivatives."""
-    xp = namespace(blanket.mass, n, delta, level)
-    goal, top = xp.log(delta), xp.log(level)
+def integral_epsilon(blanket: Blanket, n: Real, delta: Real, pure_epsilon: Real) -> RealArray:
+    """Return the least eps >= 0 at one delta, at most ``pure_epsilon``; of JAX numbers with implicit derivatives."""
+    xp = namespace(blanket.mass, n, delta, pure_epsilon)
+    goal, top = xp.log(delta), xp.log(pure_epsilon)
     spread = (blanket.mass * (blanket.p - blanket.q) ** 2).sum() / (blanket.gamma * n)
     start = xp.minimum(xp.log(spread * xp.maximum(-2 * goal, 0.1)) / 2, top - 0.1)
     # The unknown is log eps. An eps next to the low end stands for 0, where delta is at most the target.
     start, ends = without_derivative(start), (top - _SEARCHED, top)
     x = newton(_log_excess, (blanket, n, goal), start, ends, tolerance=_TOLERANCE, longest=_MAX_STEP, clip=True)
-    return xp.where(x < ends[0] + 1, 0.0, xp.minimum(xp.exp(x), level))
+    return xp.where(x < ends[0] + 1, 0.0, xp.minimum(xp.exp(x), pure_epsilon))
 
 
 def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> Real:
     blanket, n, goal = parameters
     xp = namespace(log_epsilon, blanket.mass, n, goal)
-    return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -MAX_EXPONENT) - goal
+    return xp.maximum(integral_log_delta(blanket, n, xp.exp(log_epsilon))[0], -MAX_TILTED_LOSS) - goal
 
 
 def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, float] = NODES) -> tuple[float, float]:
     """Return ``integral_log_delta`` as floats."""
-    with np.errstate(all="ignore"):  # Next to a tiny level moments overflow or cancel.
+    with np.errstate(all="ignore"):  # Next to a tiny eps0 moments overflow or cancel.
         value, error = integral_log_delta(blanket, np.float64(n), np.float64(epsilon), size)
     return float(value), float(error)
 
 
-def host_epsilon(blanket: Blanket, n: float, delta: float, level: float) -> tuple[float, float]:
+def host_epsilon(blanket: Blanket, n: float, delta: float, pure_epsilon: float) -> tuple[float, float]:
     """Return (``epsilon`` of plain numbers, d log delta/d eps there, by a difference)."""
     with np.errstate(all="ignore"):
-        eps = float(integral_epsilon(blanket, np.float64(n), np.float64(delta), np.float64(level)))
+        eps = float(integral_epsilon(blanket, np.float64(n), np.float64(delta), np.float64(pure_epsilon)))
     low, high = eps * (1 - _DIFFERENCE), eps * (1 + _DIFFERENCE)
     if not 0 < low < high:
         return eps, -1.0
@@ -234,7 +234,7 @@ _MIN_REPORTS = 50  # With fewer reports the grid is used as well.
 _ROOT_TOLERANCE = 1e-11  # The error of log delta at a root.
 _GRID_ROOT_TOLERANCE = 1e-6  # That on the grid, whose transforms have more noise.
 _MAX_SECANTS = 8  # The most secant steps to the root before it is bracketed.
-_FIRST_STEP = 1e-4  # The first step to an eps that meets delta, as a share of the level.
+_FIRST_STEP = 1e-4  # The first step to an eps that meets delta, as a share of eps0.
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,11 +243,11 @@ class ShuffleEstimate:
 
     blankets: tuple[Blanket, ...]  # The blankets.
     n: float  # The number of reports.
-    level: float  # eps0, from which on delta is 0.
+    pure_epsilon: float  # eps0, from which on delta is 0.
 
     def log_delta(self, epsilon: float) -> float:
-        """Return log delta at one eps; -inf from the level on."""
-        if epsilon >= self.level * (1 + 1e-12):
+        """Return log delta at one eps; -inf from eps0 on."""
+        if epsilon >= self.pure_epsilon * (1 + 1e-12):
             return -math.inf
         pairs = zip(self.blankets, self.methods, strict=True)
         return max((self._log_value(blanket, method, epsilon) for blanket, method in pairs), default=-math.inf)
@@ -271,7 +271,7 @@ class ShuffleEstimate:
             return "integral"
         thin = blanket.thinned
         for delta in _CHECKED_DELTAS:
-            epsilon = host_epsilon(thin, self.n, delta, self.level)[0]
+            epsilon = host_epsilon(thin, self.n, delta, self.pure_epsilon)[0]
             inner_nodes, outer_nodes = (host_log_delta(thin, self.n, epsilon, size) for size in (NODES, FAR_NODES))
             if not abs(inner_nodes[0] - outer_nodes[0]) + outer_nodes[1] < _LOG_TOLERANCE:
                 return "grid"
@@ -289,7 +289,7 @@ class ShuffleEstimate:
         if not self.blankets:
             return 0.0, -1.0
         goal = math.log(delta)
-        eps, slope = host_epsilon(self.blankets[0].thinned, self.n, delta, self.level)
+        eps, slope = host_epsilon(self.blankets[0].thinned, self.n, delta, self.pure_epsilon)
         before, close = (math.nan, math.nan), _GRID_ROOT_TOLERANCE if "grid" in self.methods else _ROOT_TOLERANCE
         for _ in range(_MAX_SECANTS):
             gap = self.log_delta(eps) - goal
@@ -297,14 +297,14 @@ class ShuffleEstimate:
                 return eps, slope
             if before[0] != eps and before[1] != gap and math.isfinite(before[1]):
                 slope = (gap - before[1]) / (eps - before[0])
-            if not (math.isfinite(gap) and slope < 0 and 0 <= eps - gap / slope < self.level):
+            if not (math.isfinite(gap) and slope < 0 and 0 <= eps - gap / slope < self.pure_epsilon):
                 break
             before, eps = (eps, gap), eps - gap / slope
         if self.log_delta(0.0) <= goal:
             return 0.0, -1.0
-        # Next to the level the grid may not resolve delta, so the first eps above the estimate that meets it is taken.
-        low, high, step = 0.0, min(eps, self.level), _FIRST_STEP * self.level
-        while high < self.level and self.log_delta(high) > goal:
-            low, high, step = high, min(high + step, self.level), 4 * step
+        # Next to eps0 the grid may not resolve delta, so the first eps above the estimate that meets it is taken.
+        low, high, step = 0.0, min(eps, self.pure_epsilon), _FIRST_STEP * self.pure_epsilon
+        while high < self.pure_epsilon and self.log_delta(high) > goal:
+            low, high, step = high, min(high + step, self.pure_epsilon), 4 * step
         eps = float(root(lambda eps, _: self.log_delta(eps) - goal, (), high, low, rtol=1e-13))
         return eps, -1.0 / max(eps, 1e-9)

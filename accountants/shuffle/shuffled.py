@@ -39,11 +39,11 @@ NEIGHBOURING = (
 )
 MAX_REPORTS = 1 << 50  # The most reports.
 _LOWER_PAIRS = 2  # The number of pairs for which a lower bound is computed.
-# The points of a pair's profile:
-_LAST_DELTA = 1e-18  # evenly spaced eps end at this delta,
-_EVEN_POINTS = 160  # their number,
-_LAST_POINTS = 16  # the number of eps beyond, up to the level,
-_VALUE_MARGIN = 2e-5  # and the share by which estimates at them are raised.
+# The points of a pair's profile are at evenly spaced eps, and at others from there to eps0.
+_LAST_DELTA = 1e-18  # The delta at the last of the evenly spaced eps.
+_EVEN_POINTS = 160  # The number of evenly spaced eps.
+_LAST_POINTS = 16  # The number of eps from there to eps0.
+_VALUE_MARGIN = 2e-5  # The share by which estimated deltas at the points are raised.
 
 
 @proven("shuffle#proof")
@@ -132,7 +132,7 @@ class Shuffled(ComposableGuarantee):
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):
-            return _traced_value("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.level)
+            return _traced_value("epsilon", self._upper.blankets, self.n, _wide(delta), self.inputs.pure_epsilon)
         epsilon = self._upper_epsilon if self._is_bounded() else lambda target: self._upper.epsilon(target)[0]
         return _map_floats(epsilon, delta)
 
@@ -175,7 +175,7 @@ class Shuffled(ComposableGuarantee):
         return {}
 
     def _pure_epsilon(self) -> float:
-        return bracket.upper_level(self.inputs)
+        return bracket.upper_pure_epsilon(self.inputs)
 
     def _check_proven(self) -> None:
         self._check_exact(f"; or {ASK_FOR_AN_ESTIMATE}")
@@ -189,7 +189,7 @@ class Shuffled(ComposableGuarantee):
 
     def _is_bounded(self, *values: object) -> bool:
         """Return whether the worst pair is not proven, but a bound over all pairs is, and is returned instead."""
-        return self.inputs.stop_loss is not None and self.inputs.exact and not self._is_traced(*values)
+        return self.inputs.stop_loss is not None and self.inputs.is_exact and not self._is_traced(*values)
 
     def upper_bound(self, epsilon: float) -> float:
         """Return the upper end of ``bracket`` of delta at eps, without the lower end."""
@@ -225,9 +225,9 @@ class Shuffled(ComposableGuarantee):
         last = min(max(self.estimate_epsilon(_LAST_DELTA), 1e-3 * level), 0.999 * level)
         eps = np.append(np.linspace(0.0, last, _EVEN_POINTS), np.geomspace(last, level, _LAST_POINTS)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
-        t = np.exp(eps)
-        corners = bracket.lower_hull(t, values)[0]
-        return (pair_of_profile(t[corners], values[corners]),)
+        exp_epsilon = np.exp(eps)
+        corners = bracket.lower_hull(exp_epsilon, values)[0]
+        return (pair_of_profile(exp_epsilon[corners], values[corners]),)
 
     @cached_property
     def _upper(self) -> ShuffleEstimate:
@@ -239,7 +239,7 @@ class Shuffled(ComposableGuarantee):
         return self._estimate(blanket for pair in self.inputs.pairs[:_LOWER_PAIRS] for blanket in pair.lower)
 
     def _estimate(self, blankets: Iterable[Blanket]) -> ShuffleEstimate:
-        return ShuffleEstimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)
+        return ShuffleEstimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.pure_epsilon)
 
     @property
     def _whole_n(self) -> int:
@@ -249,7 +249,7 @@ class Shuffled(ComposableGuarantee):
         return int(self.n)
 
     def _check_exact(self, otherwise: str = "") -> None:
-        if not self.inputs.exact:
+        if not self.inputs.is_exact:
             raise ValueError(
                 "mechanism: its probabilities are known by quadrature only, without a bracket; use the integers that a "
                 f"release samples: shuffled(dpkernels.exact_sampler(mechanism), n){otherwise}"
@@ -261,12 +261,12 @@ class Shuffled(ComposableGuarantee):
     def _evaluate(self, estimate: ShuffleEstimate, epsilon: Real) -> Real:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
-            return _traced_value("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.level)
+            return _traced_value("delta", estimate.blankets, self.n, _wide(epsilon), self.inputs.pure_epsilon)
         return _map_floats(lambda eps: min(math.exp(estimate.log_delta(eps)), 1.0), epsilon)
 
     def _lower_bound(self, epsilon: float, n: int) -> Callable[..., float]:
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
-        if not self._lower.blankets or epsilon >= self.inputs.level:
+        if not self._lower.blankets or epsilon >= self.inputs.pure_epsilon:
             return lambda *_, **__: 0.0
         # Merged outcomes lower E(S)_+, so that the bound remains one.
         return partial(bracket.lower_delta, self._lower.blankets[self._lower.argmax(epsilon)], n)

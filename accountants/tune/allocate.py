@@ -28,7 +28,8 @@ from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import Real, RealArray
+from dpkernels.solve import bisect
 
 __all__ = ["Allocation", "allocate"]
 
@@ -36,9 +37,9 @@ Objective = str | Callable[[Array], Array]
 T = TypeVar("T")
 
 OBJECTIVES = ("variance", "largest")
-_LEVELS = 8  # Of ratios of sensitivity to scale, of noise whose composition has no closed form.
+_DEFAULT_LEVELS = 8  # Of ratios of sensitivity to scale, of noise whose composition has no closed form.
 _MAX_ITERATIONS = 3  # Of the search by gradients of the composed epsilon.
-_DIFFERENCE = 1e-3  # Of a difference in a logarithm.
+_LOG_STEP = 1e-3  # The step in the logarithm of a level for the derivative of epsilon.
 _MAX_ATTEMPTS = 40  # The most factors that are tried until a bound suffices.
 _HALVINGS = 50  # Of the interval of a claim's epsilon.
 
@@ -80,11 +81,11 @@ def allocate(
     | pure noise, delta 0 | epsilon_i proportional to (w_i s_i^2)^(1/3), in closed form |
     | other noise, delta above 0 | ratios by the gradient of the composed epsilon, in a few levels |
 
-    Pure noise with a delta above 0 gets the better of the second and the third row: up to some tens of queries budgets
-    that add up are often better.
+    Pure noise with a delta above 0 gets the better of the second and the third row. Up to some tens of queries, the
+    second is often better.
 
-    The result is certified: the bound of the composed guarantee, never an estimate, meets the budget. It is that of the
-    noise as real numbers; docs/batches.md says what the integers of a release add to delta.
+    The result is certified: a bound of the composed epsilon, and not an estimate, is at most the budget. The bound is
+    for noise that is a real number; docs/batches.md says what the integers of a release add to delta.
 
     Args:
         queries: a batch of additive noise with sensitivities; its own scales and claims do not count.
@@ -112,7 +113,7 @@ def allocate(
         checks.one_of("objective", objective, OBJECTIVES)
     if levels is not None:
         checks.integer_in("levels", levels, 1, 1 << 20)
-    return _best(Problem.from_batch(queries, weights, epsilon, delta), objective, levels)
+    return _best_allocation(Problem.from_batch(queries, weights, epsilon, delta), objective, levels)
 
 
 def allocate_claims(
@@ -123,11 +124,11 @@ def allocate_claims(
     That is ``allocate``, but pure noise has the composition of its claims as its bound. It is looser, by 0.1 % for
     thousands of queries, and takes a quarter of the time.
     """
-    return _best(_ClaimsProblem.from_batch(queries, weights, epsilon, delta), "variance", levels)
+    return _best_allocation(_ClaimsProblem.from_batch(queries, weights, epsilon, delta), "variance", levels)
 
 
-def _best(problem: Problem, objective: Objective, levels: int | None) -> Allocation:
-    default_levels = _LEVELS if problem.composition == "composed" and problem.size > _LEVELS else None
+def _best_allocation(problem: Problem, objective: Objective, levels: int | None) -> Allocation:
+    default_levels = _DEFAULT_LEVELS if problem.composition == "composed" and problem.size > _DEFAULT_LEVELS else None
     allocation = problem.allocate(objective, default_levels if levels is None else levels)
     if problem.composition == "composed" and problem.is_pure:
         # Budgets that add up may be better, also because every query may have its own.
@@ -186,7 +187,7 @@ class Problem:
 
     def allocate(self, objective: Objective, levels: int | None) -> Allocation:
         """Return the certified allocation, with so many different ratios of sensitivity to length; None for any."""
-        ratios = self.ratios(objective)
+        ratios = self.best_ratios(objective)
         if levels is not None:
             ratios = in_levels(ratios, levels)
         if objective == "variance" and (levels is not None or self.composition == "composed"):
@@ -201,7 +202,7 @@ class Problem:
         return "composed" if self.delta else "pure"
 
     @cached_property
-    def unit_epsilon(self) -> float:
+    def epsilon_at_unit_ratio(self) -> float:
         """Return the pure epsilon of noise whose sensitivity is its length; inf if there is none."""
         return float(smallest_epsilon(Additive(self.shape), 0.0, sensitivity=1.0))
 
@@ -210,7 +211,8 @@ class Problem:
         """Return whether the pure epsilon is proportional to the sensitivity, and a release claims delta 0."""
         tail = self.shape.geometric_tail
         doubled = float(smallest_epsilon(Additive(self.shape), 0.0, sensitivity=2.0))
-        return tail is not None and np.isfinite(self.unit_epsilon) and abs(doubled / self.unit_epsilon / 2 - 1) < 1e-9
+        single = self.epsilon_at_unit_ratio
+        return tail is not None and np.isfinite(single) and abs(doubled / single / 2 - 1) < 1e-9
 
     def _batch_guarantee(self, ratios: np.ndarray) -> BatchGuarantee:
         return BatchGuarantee(Additive(self.shape, sensitivity=np.array(ratios)))
@@ -218,15 +220,15 @@ class Problem:
     def estimate(self, ratios: np.ndarray) -> float:
         """Return an estimate of the composed epsilon."""
         if self.composition == "pure":
-            return self.unit_epsilon * float(ratios.sum())
+            return self.epsilon_at_unit_ratio * float(ratios.sum())
         return float(self._batch_guarantee(ratios).estimate_epsilon(self.delta))
 
-    def deviations(self, ratios: np.ndarray) -> RealArray:
+    def standard_deviations(self, ratios: np.ndarray) -> RealArray:
         """Return the standard deviations of the queries' noise."""
         return self.sensitivities * float(np.sqrt(self.shape.variance)) / ratios
 
     def value(self, ratios: np.ndarray, objective: Objective) -> float:
-        deviations = self.deviations(ratios)
+        deviations = self.standard_deviations(ratios)
         if callable(objective):
             with jax.enable_x64(True):
                 return float(objective(jnp.asarray(deviations)))
@@ -234,7 +236,7 @@ class Problem:
             return float((self.weights * deviations**2).sum())
         return float((self.weights * deviations).max())
 
-    def ratios(self, objective: Objective) -> np.ndarray:
+    def best_ratios(self, objective: Objective) -> np.ndarray:
         """Return ratios of sensitivity to length that minimise the objective, up to a common factor."""
         s, w = self.sensitivities, self.weights
         power = 1.0 if self.composition == "pure" else 2.0  # The composed epsilon depends on the sum of these powers.
@@ -281,13 +283,13 @@ class Problem:
         A = np.bincount(level_index, self.weights * self.sensitivities**2)
         n = np.bincount(level_index, np.ones(self.size))
         q = 1.0 if self.composition == "pure" else 2.0
-        gains: np.ndarray = n.copy()
+        slopes: np.ndarray = n.copy()
         for turn in range(_MAX_ITERATIONS):
-            levels = (A / gains) ** (1 / (2 + q))
+            levels = (A / slopes) ** (1 / (2 + q))
             if self.composition != "composed" or turn == _MAX_ITERATIONS - 1:
                 break
-            levels = levels * self._factor(levels, n)
-            gains = self._gains(levels, n) / levels**q
+            levels = levels * self._levels_factor(levels, n)
+            slopes = self._epsilon_derivatives(levels, n) / levels**q
         return levels[level_index]
 
     def _epsilon_at_levels(self, levels: np.ndarray, counts: np.ndarray) -> float:
@@ -295,23 +297,23 @@ class Problem:
         composed = Guarantee(tuple(RepeatedReleases(noise_pairs(self.shape, level), n) for level, n in pairs))
         return float(composed.estimate_epsilon(self.delta))
 
-    def _gains(self, levels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _epsilon_derivatives(self, levels: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the derivatives of the composed epsilon in the logarithm of every level."""
         differences = []
         for i in range(len(levels)):
             raised, lowered = levels.copy(), levels.copy()
-            raised[i] *= 1 + _DIFFERENCE
-            lowered[i] /= 1 + _DIFFERENCE
+            raised[i] *= 1 + _LOG_STEP
+            lowered[i] /= 1 + _LOG_STEP
             differences.append(self._epsilon_at_levels(raised, counts) - self._epsilon_at_levels(lowered, counts))
         return np.maximum(np.array(differences), 1e-12)
 
-    def _factor(self, levels: np.ndarray, counts: np.ndarray) -> float:
+    def _levels_factor(self, levels: np.ndarray, counts: np.ndarray) -> float:
         """Return the factor of all levels at which an estimate of the composed epsilon is the budget."""
-        return self._root(
+        return self._factor_at_budget(
             lambda factor: self._epsilon_at_levels(factor * levels, counts), float((counts @ levels**2) ** 0.5)
         )
 
-    def _root(self, composed: Callable[[float], float], size: float) -> float:
+    def _factor_at_budget(self, composed: Callable[[float], float], size: float) -> float:
         """Return the factor at which a rising function is the budget, from one that makes ``size`` the budget."""
         from scipy.optimize import brentq
 
@@ -327,13 +329,13 @@ class Problem:
     def certify(self, ratios: np.ndarray, objective: Objective) -> Allocation:
         """Return the allocation of these ratios times the largest factor whose bound meets the budget."""
         size = float(ratios.sum() if self.composition == "pure" else np.sqrt((ratios**2).sum()))
-        factor = self._root(lambda factor: self.estimate(factor * ratios), size)
+        factor = self._factor_at_budget(lambda factor: self.estimate(factor * ratios), size)
 
         def scaled(factor: float) -> tuple[Additive, float]:
             mechanism = self.mechanism(factor * ratios)
             return mechanism, self.bound(mechanism)
 
-        mechanism, bound = within_budget(scaled, self.epsilon, factor)
+        mechanism, bound = shrink_until_certified(scaled, self.epsilon, factor)
         lengths = np.ravel(getattr(mechanism.noise, self.shape.lengths[0]))
         return Allocation(
             self.with_claims(mechanism), self.value(self.sensitivities / lengths, objective), bound, self.delta
@@ -347,7 +349,7 @@ class Problem:
 
     def mechanism(self, ratios: np.ndarray) -> Additive:
         """Return the batch of these ratios; pure noise claims its epsilon, of which its scale follows exactly."""
-        shape, unit = self.queries.batch_shape, self.unit_epsilon
+        shape, unit = self.queries.batch_shape, self.epsilon_at_unit_ratio
         budgets = (unit * ratios).reshape(shape) if self.is_pure else None
         lengths = self.sensitivities.reshape(shape) / (ratios.reshape(shape) if budgets is None else budgets / unit)
         return Additive(
@@ -360,16 +362,13 @@ class Problem:
             return mechanism
         lengths = getattr(mechanism.noise, self.shape.lengths[0])
         ratios, ratio_index = np.unique(mechanism.sensitivity / lengths, return_inverse=True)
-        low, high = np.zeros(len(ratios)), np.full(len(ratios), self.epsilon)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            meets = self._deltas(ratios, middle) <= self.delta
-            low, high = np.where(meets, low, middle), np.where(meets, middle, high)
+        ends = np.zeros(len(ratios)), np.full(len(ratios), self.epsilon)
+        high = bisect(lambda epsilons: ~(self._deltas(ratios, epsilons) <= self.delta), *ends, _HALVINGS)[1]
         # Room for the rounding of a table's integers.
         budgets = np.minimum(high * (1 + 1e-9) + 1e-9, self.epsilon)[ratio_index].reshape(mechanism.batch_shape)
         return mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=budgets, delta=self.delta)
 
-    def _deltas(self, ratios: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+    def _deltas(self, ratios: np.ndarray, epsilon: Real) -> np.ndarray:
         """Return delta of one release of noise of every ratio."""
         if (sigma := self.shape.gaussian_sigma) is None:
             return np.asarray(delta_of(Additive(self.shape), epsilon, sensitivity=ratios))
@@ -386,8 +385,10 @@ class _ClaimsProblem(Problem):
         return super().bound(mechanism)
 
 
-def within_budget(scaled: Callable[[float], tuple[T, float]], epsilon: float, factor: float) -> tuple[T, float]:
-    """Return what a factor of all ratios gives, and its bound, for the first factor from one on whose bound suffices.
+def shrink_until_certified(
+    scaled: Callable[[float], tuple[T, float]], epsilon: float, factor: float
+) -> tuple[T, float]:
+    """Return what ``scaled`` gives, and its bound, for the first factor, from one on downwards, whose bound suffices.
 
     ``scaled`` maps a factor to what it gives and a bound of its epsilon, which is about proportional to the factor.
     """

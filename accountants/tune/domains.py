@@ -40,7 +40,7 @@ class Domain(abc.ABC):
 
     @abc.abstractmethod
     def unconstrain(self, value: Real) -> Real:
-        """Return a z for a parameter, that of the nearest one next to an end, where the map is all but flat."""
+        """Return a z that maps to a parameter, or next to one at an end of the domain, where the map is flat."""
 
     @abc.abstractmethod
     def __contains__(self, value: Real) -> bool:

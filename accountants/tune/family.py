@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,16 @@ Member = Mechanism | Subsampled
 _ROUNDING = 1e-12
 
 
+class Patience(NamedTuple):
+    """When a search ends: after this number of turns in which it gains less than this, relative to the value.
+
+    The gain is about what the objective's values are known to.
+    """
+
+    turns: int = 20
+    gain: float = 1e-9
+
+
 class Family(abc.ABC):
     """A set of mechanisms that all meet one budget, by construction, with some free parameters.
 
@@ -29,13 +39,12 @@ class Family(abc.ABC):
     are static.
 
     Attributes:
-        patience: (number of turns, relative gain): a descent ends after this number of turns in which it gains less
-            than this. The gain is about what the objective's values are known to.
-        is_estimated: whether the mechanism that ``release`` returns may differ from the member that a search found by
-            more than rounding, so that its objective is computed again.
+        patience: when a descent ends.
+        is_estimated: whether ``certified_member`` may differ from the member that a search found by more than rounding,
+            so that its objective is computed again.
     """
 
-    patience: ClassVar[tuple[int, float]] = (20, 1e-9)
+    patience: ClassVar[Patience] = Patience()
     is_estimated: ClassVar[bool] = False
     epsilon: Any
     delta: Real
@@ -71,7 +80,7 @@ class Family(abc.ABC):
         """Return every parameter of a member by its name in the constructor, those solved for too."""
         return dict(params)
 
-    def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
+    def source_expression(self, mechanism: Member, parameters: dict[str, Real]) -> str:
         """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
         return expression(mechanism)
 
@@ -80,19 +89,19 @@ class Family(abc.ABC):
         """Return the length that a search measures errors in: the sensitivity, or half the interval of the inputs."""
         return getattr(self, "sensitivity", 1.0)
 
-    def for_error(self, theta: Real | None) -> Family:
+    def with_tolerated_error(self, theta: Real | None) -> Family:
         """Return the family for an objective with this tolerated error, None if it has none."""
         return self
 
     def solved_budget(self, member: Member) -> Real:
-        """Return what a member's release may spend of a budget that several meet together."""
+        """Return what was solved for so that several releases of a member meet the budget; 0 if nothing was."""
         return 0.0
 
-    def build_warm_started(self, params: dict[str, Real], solved: Real) -> Member:
-        """Return what ``build`` does. Of several releases it starts to solve at ``solved``, if positive."""
+    def build_warm_started(self, params: dict[str, Real], solved_budget: Real) -> Member:
+        """Return what ``build`` does. Of several releases it starts to solve at ``solved_budget``, if positive."""
         return self.build(params)
 
-    def certified_member_warm_started(self, params: dict[str, Real], solved: float) -> Member:
+    def certified_member_warm_started(self, params: dict[str, Real], solved_budget: float) -> Member:
         """Return the ``certified_member`` whose ``solved_budget`` is known but for rounding."""
         return self.certified_member(params)
 

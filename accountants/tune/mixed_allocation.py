@@ -21,7 +21,7 @@ from accountants.composition.repeated import RepeatedReleases
 from accountants.dominating_pairs.registry import noise_pairs
 from accountants.guarantee import Guarantee
 from accountants.precision import in_64_bits
-from accountants.tune.allocate import Problem, allocate, in_levels, within_budget
+from accountants.tune.allocate import Problem, allocate, in_levels, shrink_until_certified
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -158,7 +158,7 @@ class _Search:
             terms = (*BatchGuarantee(laplace).joined_terms, *BatchGuarantee(gaussian).joined_terms)
             return (laplace, gaussian), float(Guarantee(terms).epsilon(self.delta))
 
-        (laplace, gaussian), bound = within_budget(scaled, self.epsilon, 1.0)
+        (laplace, gaussian), bound = shrink_until_certified(scaled, self.epsilon, 1.0)
         variances = np.empty(self.s.shape)
         variances[split.laplace_indices] = laplace.noise.variance
         variances[split.gaussian_indices] = gaussian.noise.variance

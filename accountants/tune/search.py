@@ -26,14 +26,15 @@ from accountants.tune.objectives import Constraint, Objective, as_objective, eva
 from dpkernels.numerics import Real, RealArray
 from dpkernels.programs import QUICKLY_COMPILED
 from dpkernels.pytrees import PyTree
+from dpkernels.solve import bisect
 
-TRACES: list[str] = []  # Names of families, one each time members are traced.
-_NEGLIGIBLE = 1e-3  # What a step promises, by the slope, when a descent is done, in units of the gain that ends it.
-_ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
-_DIFFERENCE = 1e3  # The step of differences, in units of the gain that ends a search.
-# Of many starts the worse half is dropped after so many trials, again and again, until a quarter is left, or so many.
-_TRIALS = 20
-_MIN_KEPT = 4
+TRACED_FAMILIES: list[str] = []  # Names of families, one each time members are traced.
+# A descent ends where the slope predicts a smaller fall for its next step, in units of ``Patience.gain``.
+_NEGLIGIBLE_FALL = 1e-3
+_ARMIJO = 1e-4  # The share of the predicted fall that a step must bring: Nocedal and Wright's usual choice.
+_DIFFERENCE_STEP = 1e3  # The step of z of numerical derivatives, in units of ``Patience.gain``.
+_TRIALS = 20  # The trials of each descent before the worse half of the descents is dropped, again and again.
+_MIN_KEPT = 4  # The fewest descents that are kept, if a quarter of the starts is fewer.
 _SIMPLEX = 0.1  # The size of the first simplex of a search at a kink.
 _KINK_GAIN = 1e-6  # The relative gain that another simplex follows.
 _MAX_Z = 60.0  # The largest |z| of a bracket.
@@ -47,25 +48,25 @@ _MAX_PENALTIES = 3  # and so many weights are tried.
 
 
 class SearchResult(NamedTuple):
-    """The best unconstrained point z, (n,), its cost, infinite if no point was feasible, and the descent to it.
+    """The best unconstrained point, (n,), its cost, infinite if no point was feasible, and the descent to it.
 
-    ``path`` has (z, cost) after each step. ``solved`` is ``Family.solved_budget`` at z.
+    ``path`` has (point, cost) after each step. ``solved_budget`` is ``Family.solved_budget`` at the point.
     ``optimizer_state`` is that of the descent, and ``predicted_gain`` what its next step would gain by the slope.
     """
 
-    z: np.ndarray
+    point: np.ndarray
     value: float
-    solved: float = 0.0
+    solved_budget: float = 0.0
     path: Sequence[tuple[np.ndarray, float]] = ()
     optimizer_state: BfgsState | None = None
     predicted_gain: float = 0.0
 
 
-NOTHING = SearchResult(np.zeros(0), math.inf)
+NO_RESULT = SearchResult(np.zeros(0), math.inf)
 
 
 @dataclass
-class Record:
+class SearchLog:
     """What the evaluations of costs have shown so far.
 
     Attributes:
@@ -73,15 +74,15 @@ class Record:
         infeasibility: why the last infeasible member is none.
         best_feasible: the best point that meets all constraints.
         least_violation: the least violation of all constraints by a member; see ``Constraint.violation``.
-        solved: the budget that the family solved for the last feasible member; the next search for one starts there.
+        solved_budget: what the family solved for the last feasible member; the next search for one starts there.
         last_point, last_slopes: the point of the last call of the program, and the derivatives there.
     """
 
     evaluations: int = 0
     infeasibility: ValueError | None = None
-    best_feasible: SearchResult = NOTHING
+    best_feasible: SearchResult = NO_RESULT
     least_violation: float = math.inf
-    solved: float = 0.0
+    solved_budget: float = 0.0
     last_point: np.ndarray | None = None
     last_slopes: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
@@ -95,7 +96,7 @@ class Cost:
     Attributes:
         program: ``QUICK`` or ``OPTIMISED``, in which members are traced and derivatives exact. Without one members are
             plain numbers, and derivatives differences, as those of one number always are. Constraints need that.
-        record: what is remembered of evaluations; costs of one search share it.
+        log: what is remembered of evaluations; costs of one search share it.
     """
 
     family: Family
@@ -103,41 +104,41 @@ class Cost:
     constraints: tuple[Constraint, ...] = ()
     program: Callable[..., tuple[Array, Array, Array]] | None = None
     weight: float = 0.0
-    record: Record = field(default_factory=Record)
+    log: SearchLog = field(default_factory=SearchLog)
 
     def __call__(self, z: np.ndarray) -> float:
-        record = self.record
-        record.evaluations += 1
+        log = self.log
+        log.evaluations += 1
         if self.program:
-            *numbers, slopes = self.program(self.family, self.objective, z, record.solved)
-            record.last_point, record.last_slopes = z, np.asarray(slopes)
-            (value, solved), violation = map(float, numbers), 0.0
+            *numbers, slopes = self.program(self.family, self.objective, z, log.solved_budget)
+            log.last_point, log.last_slopes = z, np.asarray(slopes)
+            (value, solved_budget), violation = map(float, numbers), 0.0
         else:
             with np.errstate(over="ignore"):  # A step may lead to parameters that are infinite.
-                value, solved, violation = self._evaluate_numbers(z)
+                value, solved_budget, violation = self._evaluate_numbers(z)
         if value == -math.inf:
             raise ValueError(f"objective: {self.objective.name} of {self.family.name} is not bounded")
         if not value + violation < math.inf:
             return math.inf
-        record.solved = solved if math.isfinite(solved) else 0.0
-        if violation == 0 and value < record.best_feasible.value:
-            record.best_feasible = SearchResult(np.array(z), value, record.solved)
+        log.solved_budget = solved_budget if math.isfinite(solved_budget) else 0.0
+        if violation == 0 and value < log.best_feasible.value:
+            log.best_feasible = SearchResult(np.array(z), value, log.solved_budget)
         return value + self.weight * violation
 
     def _evaluate_numbers(self, z: np.ndarray) -> tuple[float, float, float]:
         """Return the value, the solved budget, and what is missed of the constraints."""
         try:
-            member = self.family.build_warm_started(domains.constrain(self.family.domains, z), self.record.solved)
+            member = self.family.build_warm_started(domains.constrain(self.family.domains, z), self.log.solved_budget)
             value = self.objective.sign * float(evaluate_in_unit(self.family.unit, self.objective, member))
             values = [float(evaluate(as_objective(constraint.objective), member)) for constraint in self.constraints]
             violation = sum(map(Constraint.violation, self.constraints, values), 0.0)
         except ValueError as error:  # No member meets the budget, or its parameters are none.
-            self.record.infeasibility = error
+            self.log.infeasibility = error
             return math.inf, 0.0, 0.0
         if any(np.isnan(number).any() for number in _numbers(member)):
             return math.inf, 0.0, 0.0
         if self.constraints:
-            self.record.least_violation = min(self.record.least_violation, violation)
+            self.log.least_violation = min(self.log.least_violation, violation)
         return value, float(self.family.solved_budget(member)), violation
 
     def gradient(self, z: np.ndarray, value: float) -> np.ndarray:
@@ -146,10 +147,10 @@ class Cost:
         Differences are to both sides, or to one next to where no member is feasible.
         """
         if self.program and z.size > 1:
-            if self.record.last_point is not z:
+            if self.log.last_point is not z:
                 self(z)
-            return self.record.last_slopes
-        step = _DIFFERENCE * self.family.patience[1]
+            return self.log.last_slopes
+        step = _DIFFERENCE_STEP * self.family.patience.gain
         slopes = np.empty(z.size)
         for axis, move in enumerate(step * np.eye(z.size)):
             before, after = self(z - move), self(z + move)
@@ -163,20 +164,20 @@ def _numbers(member: Member) -> list[Real]:
     return [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
 
 
-def traced_cost(family: Family, objective: Objective, z: Array, solved: Real = 0.0) -> tuple[Array, Real]:
+def traced_cost(family: Family, objective: Objective, z: Array, solved_budget: Real = 0.0) -> tuple[Array, Real]:
     """Return (the cost, the solved budget) of JAX numbers, infinite where no member meets the budget; see ``Cost``."""
-    TRACES.append(family.name)
-    member = family.build_warm_started(domains.constrain(family.domains, z), solved)
+    TRACED_FAMILIES.append(family.name)
+    member = family.build_warm_started(domains.constrain(family.domains, z), solved_budget)
     infeasible = jnp.array([jnp.isnan(number).any() for number in _numbers(member)]).any()
     value = objective.sign * evaluate_in_unit(family.unit, objective, member)
     return jnp.where(infeasible, jnp.inf, value), family.solved_budget(member)
 
 
 def _traced_cost_and_slopes(
-    family: Family, objective: Objective, z: Array, solved: Array
+    family: Family, objective: Objective, z: Array, solved_budget: Array
 ) -> tuple[Array, Real, Array | tuple[()]]:
     """Return ``traced_cost``, and its derivatives, forwards along each axis; of one number none, Brent needs none."""
-    cost = partial(traced_cost, family, objective, solved=solved)
+    cost = partial(traced_cost, family, objective, solved_budget=solved_budget)
     if z.size == 1:
         return *cost(z), ()
     derivative = partial(jax.jvp, cost, (z,), has_aux=True)
@@ -193,7 +194,7 @@ OPTIMISED = jax.jit(_traced_cost_and_slopes)
 def search(
     cost: Cost,
     points: np.ndarray,
-    turns: int,
+    max_trials: int,
     optimizer: optax.GradientTransformation | None = None,
     warm_start: SearchResult | None = None,
 ) -> SearchResult:
@@ -202,50 +203,52 @@ def search(
     With ``warm_start`` the only start is what was found nearby, such as at a neighbouring budget.
     """
     if optimizer is None and points.shape[-1] == 1:
-        return _search_by_brent(cost, points, turns, warm_start)
-    rule = bfgs() if optimizer is None else _optax_on_host(optimizer, cost)
+        return _search_by_brent(cost, points, max_trials, warm_start)
+    host_optimizer = bfgs() if optimizer is None else _optax_on_host(optimizer, cost)
     if warm_start is not None:
         optimizer_state = warm_start.optimizer_state if optimizer is None else None
-        start = warm_start._replace(value=cost(warm_start.z), path=(), optimizer_state=optimizer_state)
-        return descend(cost, rule, start, turns, optimizer is None) if start.value < math.inf else NOTHING
+        start = warm_start._replace(value=cost(warm_start.point), path=(), optimizer_state=optimizer_state)
+        if not start.value < math.inf:
+            return NO_RESULT
+        return descend(cost, host_optimizer, start, max_trials, optimizer is None)
     starts = []
-    for start in points.swapaxes(0, 1):
-        values = [cost(point) for point in start]
+    for candidates in points.swapaxes(0, 1):
+        values = [cost(point) for point in candidates]
         least = int(np.argmin(values))
-        starts.append(SearchResult(start[least], values[least]))
+        starts.append(SearchResult(candidates[least], values[least]))
     descents = [start for start in starts if start.value < math.inf]
     best_count = max(len(starts) // 4, _MIN_KEPT)
     while len(descents) > best_count:
-        ended = [descend(cost, rule, start, _TRIALS, optimizer is None) for start in descents]
-        descents = sorted(ended, key=lambda start: start.value)[: max(len(ended) // 2, best_count)]
-    done = [descend(cost, rule, start, turns, optimizer is None) for start in descents]
-    best = min(done, key=lambda start: start.value, default=NOTHING)
-    ended_at_kink = best.predicted_gain > cost.family.patience[1] * abs(best.value)
-    return _simplex_from_kink(cost, best, turns) if ended_at_kink else best
+        ended = [descend(cost, host_optimizer, start, _TRIALS, optimizer is None) for start in descents]
+        descents = sorted(ended, key=lambda descent: descent.value)[: max(len(ended) // 2, best_count)]
+    ended = [descend(cost, host_optimizer, start, max_trials, optimizer is None) for start in descents]
+    best = min(ended, key=lambda descent: descent.value, default=NO_RESULT)
+    ended_at_kink = best.predicted_gain > cost.family.patience.gain * abs(best.value)
+    return _simplex_from_kink(cost, best, max_trials) if ended_at_kink else best
 
 
-def _simplex_from_kink(cost: Cost, lowest: SearchResult, turns: int) -> SearchResult:
+def _simplex_from_kink(cost: Cost, lowest: SearchResult, max_trials: int) -> SearchResult:
     """Search on from where a descent ended at a kink, on steep slopes, by the simplex of Nelder and Mead."""
     from scipy.optimize import minimize  # Imported on use: it takes 0.15 s.
 
-    n, gain = lowest.z.size, cost.family.patience[1]
+    n, gain = lowest.point.size, cost.family.patience.gain
     options = {
-        "initial_simplex": lowest.z + _SIMPLEX * np.vstack([np.zeros(n), np.eye(n)]),
-        "maxfev": turns * (2 * n + 1),
+        "initial_simplex": lowest.point + _SIMPLEX * np.vstack([np.zeros(n), np.eye(n)]),
+        "maxfev": max_trials * (2 * n + 1),
         "xatol": gain,
         "fatol": gain * abs(lowest.value),
     }
-    simplex = minimize(cost, lowest.z, method="Nelder-Mead", options=options)
+    simplex = minimize(cost, lowest.point, method="Nelder-Mead", options=options)
     if not simplex.fun < lowest.value:
         return lowest
     value = cost(simplex.x)
     path = [*lowest.path, (simplex.x, value)]
-    lower = lowest._replace(z=simplex.x, value=value, solved=cost.record.solved, path=path, optimizer_state=None)
+    lower = SearchResult(simplex.x, value, cost.log.solved_budget, path, predicted_gain=lowest.predicted_gain)
     is_negligible = lowest.value - value <= _KINK_GAIN * abs(value)
-    return lower if is_negligible else _simplex_from_kink(cost, lower, turns)
+    return lower if is_negligible else _simplex_from_kink(cost, lower, max_trials)
 
 
-def _search_by_brent(cost: Cost, points: np.ndarray, turns: int, warm_start: SearchResult | None) -> SearchResult:
+def _search_by_brent(cost: Cost, points: np.ndarray, max_trials: int, warm_start: SearchResult | None) -> SearchResult:
     """Search one number: around the lowest of the points, of which there may be several, by Brent's method."""
     if warm_start is None:
         grid = np.sort(points.ravel())
@@ -256,26 +259,26 @@ def _search_by_brent(cost: Cost, points: np.ndarray, turns: int, warm_start: Sea
         steps = np.diff(grid, prepend=2 * grid[0] - grid[1]) if len(grid) > 1 else np.array([_FIRST_STEP])
         brackets = [(grid[i], values[i], steps[i], steps[min(i + 1, len(grid) - 1)]) for i in lowest]
     else:
-        brackets = [(float(warm_start.z[0]), cost(warm_start.z), _FIRST_STEP, _FIRST_STEP)]
-    descents = [_brent(cost, *bracket, turns) for bracket in brackets if bracket[1] < math.inf]
-    return min(descents, key=lambda descent: descent.value, default=NOTHING)
+        brackets = [(float(warm_start.point[0]), cost(warm_start.point), _FIRST_STEP, _FIRST_STEP)]
+    descents = [_brent(cost, *bracket, max_trials) for bracket in brackets if bracket[1] < math.inf]
+    return min(descents, key=lambda descent: descent.value, default=NO_RESULT)
 
 
-def _brent(cost: Cost, z: float, value: float, lower_step: float, upper_step: float, turns: int) -> SearchResult:
+def _brent(cost: Cost, z: float, value: float, lower_step: float, upper_step: float, max_trials: int) -> SearchResult:
     """Search around z, of this value; the minimum is first bracketed by ever wider steps."""
     from scipy.optimize import minimize_scalar  # Imported on use: it takes 0.15 s.
 
     path = [(np.array([z]), value)]
-    gain = cost.family.patience[1]
-    solved, similar_count = cost.record.solved, 0
+    gain = cost.family.patience.gain
+    solved_budget, similar_count = cost.log.solved_budget, 0
 
     def evaluate(z: float) -> float:
-        nonlocal solved, similar_count
+        nonlocal solved_budget, similar_count
         value = cost(np.array([z]))
         similar_count = similar_count + 1 if value < math.inf and abs(value - path[-1][1]) <= gain * abs(value) else 0
         if value < path[-1][1]:
             path.append((np.array([z]), value))
-            solved = cost.record.solved
+            solved_budget = cost.log.solved_budget
         return value
 
     def evaluate_until_similar(z: float) -> float:
@@ -301,7 +304,7 @@ def _brent(cost: Cost, z: float, value: float, lower_step: float, upper_step: fl
             (high, high_value),
             extrapolated(high, middle),
         )
-    options: dict[str, float] = {"maxiter": turns}
+    options: dict[str, float] = {"maxiter": max_trials}
     with np.errstate(invalid="ignore"), contextlib.suppress(StopIteration):  # Parabolas through infinite values.
         if value < low_value and value < high_value:
             options |= {"xtol": gain}
@@ -309,31 +312,31 @@ def _brent(cost: Cost, z: float, value: float, lower_step: float, upper_step: fl
         else:
             options |= {"xatol": gain}
             minimize_scalar(evaluate_until_similar, bounds=(low, high), method="bounded", options=options)
-    return SearchResult(*path[-1], solved, path)
+    return SearchResult(*path[-1], solved_budget, path)
 
 
 def descend(
     cost: Cost,
-    rule: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation,
     start: SearchResult,
-    turns: int,
+    max_trials: int,
     only_down: bool = True,
 ) -> SearchResult:
-    """Return the lowest point of a descent, whose steps are those of the rule.
+    """Return the lowest point of a descent, whose steps are those of the optimizer.
 
     Those of BFGS, ``only_down``, are shortened until they lead down. Those of optax are taken as they are, unless they
     lead to where nothing is feasible. Every turn evaluates one trial.
     """
     stale_turns, gain = cost.family.patience
-    z, value, solved, best = start.z, start.value, start.solved, start
+    z, value, solved_budget, best = start.point, start.value, start.solved_budget, start
     path = [*start.path] or [(z, value)]
     gradient = cost.gradient(z, value)
-    cost.record.solved = solved
-    step, optimizer_state = rule.update(gradient, start.optimizer_state or rule.init(z), z, value=value)
+    cost.log.solved_budget = solved_budget
+    step, optimizer_state = optimizer.update(gradient, start.optimizer_state or optimizer.init(z), z, value=value)
     step_fraction, reference_value, stale = 1.0, value, 0
-    for _ in range(turns):
+    for _ in range(max_trials):
         predicted_fall = -step_fraction * float(gradient @ step)
-        if not np.isfinite(step).all() or (only_down and not predicted_fall > _NEGLIGIBLE * gain * abs(value)):
+        if not np.isfinite(step).all() or (only_down and not predicted_fall > _NEGLIGIBLE_FALL * gain * abs(value)):
             break
         trial = z + step_fraction * step
         trial_value = cost(trial)
@@ -343,9 +346,9 @@ def descend(
         if np.isfinite(slopes).all():
             z, value, gradient, step_fraction = trial, trial_value, slopes, 1.0
             path.append((z, value))
-            step, optimizer_state = rule.update(gradient, optimizer_state, z, value=value)
+            step, optimizer_state = optimizer.update(gradient, optimizer_state, z, value=value)
             if value <= best.value:
-                best = SearchResult(z, value, cost.record.solved, optimizer_state=optimizer_state)
+                best = SearchResult(z, value, cost.log.solved_budget, optimizer_state=optimizer_state)
         else:
             # A failed step is shortened to where a parabola of its slope and rise is lowest, to 0.1 to 0.5 of it.
             curvature = 2 * (trial_value - value + predicted_fall)
@@ -398,7 +401,7 @@ def bfgs() -> optax.GradientTransformation:
 
 def _optax_on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax.GradientTransformation:
     """Return an optax transformation as one of NumPy numbers; its own line search evaluates the cost."""
-    rule = optax.with_extra_args_support(optimizer)
+    extended = optax.with_extra_args_support(optimizer)
 
     @jax.custom_jvp
     def host_cost(z: RealArray) -> Real:
@@ -415,43 +418,47 @@ def _optax_on_host(optimizer: optax.GradientTransformation, cost: Cost) -> optax
         return value, (slopes * tangent).sum()
 
     @jax.jit
-    def updated(gradient: Array, state: PyTree, params: Array, value: Array) -> np.ndarray:
-        return rule.update(gradient, state, params, value=value, grad=gradient, value_fn=host_cost)
+    def updated(gradient: Array, state: PyTree, params: Array, value: Array) -> tuple[Array, PyTree]:
+        return extended.update(gradient, state, params, value=value, grad=gradient, value_fn=host_cost)
 
-    def update(
-        gradient: np.ndarray, state: np.ndarray, params: PyTree = None, *, value: Real
-    ) -> tuple[np.ndarray, PyTree]:
+    def update(gradient: np.ndarray, state: PyTree, params: PyTree = None, *, value: Real) -> tuple[np.ndarray, PyTree]:
         step, optimizer_state = updated(gradient, state, params, value)
         return np.asarray(step), optimizer_state
 
-    return optax.GradientTransformation(lambda z: rule.init(jnp.asarray(z)), update)
+    return optax.GradientTransformation(lambda z: extended.init(jnp.asarray(z)), update)
 
 
 def search_constrained(
-    cost: Cost, points: np.ndarray, turns: int, optimizer: object, warm_start: SearchResult | None
+    cost: Cost,
+    points: np.ndarray,
+    max_trials: int,
+    optimizer: optax.GradientTransformation | None,
+    warm_start: SearchResult | None,
 ) -> SearchResult:
     """Return the best member that meets all constraints, by penalties that grow until they are met.
 
     A large enough penalty is exact: the least sum is where a constraint binds. From the best member that meets them all
-    a last step leads towards that place, as far as they allow.
+    a last step leads towards that member, as far as they allow.
     """
-    lowest, weight, record = NOTHING, _PENALTY, cost.record
+    lowest, weight, log = NO_RESULT, _PENALTY, cost.log
     for _ in range(_MAX_PENALTIES):
-        typical = abs(record.best_feasible.value) if record.best_feasible.value < math.inf else 1.0
+        typical = abs(log.best_feasible.value) if log.best_feasible.value < math.inf else 1.0
         cost = replace(cost, weight=weight * max(typical, 1e-300))
         weight *= _PENALTY**2
-        lowest = search(cost, points, turns, optimizer, warm_start)
+        lowest = search(cost, points, max_trials, optimizer, warm_start)
         if lowest.value == math.inf:
-            return NOTHING
-        if record.best_feasible.value - lowest.value <= 1e-3 * abs(lowest.value):
+            return NO_RESULT
+        if log.best_feasible.value - lowest.value <= 1e-3 * abs(lowest.value):
             break
         warm_start = lowest
-    low, high = 0.0, 1.0
-    start = record.best_feasible
-    for _ in range(_HALVINGS if start.value < math.inf else 0):
-        fraction = (low + high) / 2
-        previous = record.best_feasible
-        cost(start.z + fraction * (lowest.z - start.z))
-        low, high = (low, fraction) if record.best_feasible is previous else (fraction, high)
-    best = record.best_feasible
-    return best._replace(path=[*lowest.path, (best.z, best.value)])
+    start = log.best_feasible
+
+    def is_better(fraction: Real) -> bool:
+        previous = log.best_feasible
+        cost(start.point + fraction * (lowest.point - start.point))
+        return log.best_feasible is not previous
+
+    if start.value < math.inf:
+        bisect(is_better, 0.0, 1.0, _HALVINGS)
+    best = log.best_feasible
+    return best._replace(path=[*lowest.path, (best.point, best.value)])

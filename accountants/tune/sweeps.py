@@ -13,7 +13,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, checked
 from accountants.tune.objectives import ObjectiveLike, as_objective
-from accountants.tune.search import NOTHING, OPTIMISED, QUICK, Cost, SearchResult, search
+from accountants.tune.search import NO_RESULT, OPTIMISED, QUICK, Cost, SearchResult, search
 from accountants.tune.tuning import TURNS, check_limits, search_all_starts, starting_points, value_per_cost
 from dpkernels.numerics import Real, RealArray
 
@@ -54,7 +54,7 @@ def many(
             feasible at some budget.
     """
     chosen = as_float64(as_objective(objective))
-    numbers, tree = jax.tree.flatten(as_float64(checked(family).for_error(chosen.theta)))
+    numbers, tree = jax.tree.flatten(as_float64(checked(family).with_tolerated_error(chosen.theta)))
     shapes = [np.shape(number) for number in numbers]
     try:
         shape = np.broadcast_shapes(*shapes)
@@ -73,21 +73,21 @@ def many(
         for index, row, descent in zip(order, rows, descents, strict=True):
             if descent.value == np.inf:
                 message = f"family: at budget number {index} no member of {row.name} is feasible"
-                raise ValueError(message) from cost.record.infeasibility
+                raise ValueError(message) from cost.log.infeasibility
             members.append({"": descent.value * value_per_cost(row, chosen)})
-            if descent.z.size:
+            if descent.point.size:
                 parameters_at = _traced_parameters if cost.program is OPTIMISED else _parameters
-                members[-1] |= jax.tree.map(np.asarray, parameters_at(row, descent.z, descent.solved))
+                members[-1] |= jax.tree.map(np.asarray, parameters_at(row, descent.point, descent.solved_budget))
     inverse = np.argsort(order)
     stacked = {name: np.stack([np.asarray(member[name]) for member in members])[inverse] for name in members[0]}
     parameters = {name: column.reshape((*shape, *column.shape[1:])) for name, column in stacked.items()}
-    return SweepResult(parameters, parameters.pop(""), cost.record.evaluations)
+    return SweepResult(parameters, parameters.pop(""), cost.log.evaluations)
 
 
-def _parameters(family: Family, z: RealArray, solved: Real) -> dict[str, Real]:
+def _parameters(family: Family, z: RealArray, solved_budget: Real) -> dict[str, Real]:
     """Return every parameter of the member at z."""
     params = domains.constrain(family.domains, z)
-    return family.parameters(params, family.build_warm_started(params, solved))
+    return family.parameters(params, family.build_warm_started(params, solved_budget))
 
 
 _traced_parameters = jax.jit(_parameters)  # Of many budgets, of which plain numbers take 20 times as long.
@@ -97,9 +97,9 @@ def _sweep(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
     """Return what the search finds for each family, of which neighbours have budgets next to one another."""
     descents: list[SearchResult] = []
     for index, row in enumerate(rows):
-        cost, descent = replace(cost, family=row), NOTHING
+        cost, descent = replace(cost, family=row), NO_RESULT
         if row.domains and descents and descents[-1].value < np.inf:
-            descent = search(cost, descents[-1].z[None, None], turns, optimizer, descents[-1])
+            descent = search(cost, descents[-1].point[None, None], turns, optimizer, descents[-1])
         is_cold = row.needs_second_search or index % _RESTART_INTERVAL == 0 or index == len(rows) - 1
         if is_cold or descent.value == np.inf:
             cold = search_all_starts(cost, starting_points(row, starts), turns, optimizer)
@@ -107,9 +107,9 @@ def _sweep(cost: Cost, rows: list[Family], starts: int | None, turns: int, optim
         descents.append(descent._replace(path=()))
     for index in range(len(rows) - 2, -1, -1):
         cost, following = replace(cost, family=rows[index]), descents[index + 1]
-        cost.record.solved = following.solved
+        cost.log.solved_budget = following.solved_budget
         value = descents[index].value
-        if following.z.size and cost(following.z) < value - cost.family.patience[1] * abs(value):
-            descent = search(cost, following.z[None, None], turns, optimizer, following)
+        if following.point.size and cost(following.point) < value - cost.family.patience.gain * abs(value):
+            descent = search(cost, following.point[None, None], turns, optimizer, following)
             descents[index] = min(descents[index], descent._replace(path=()), key=lambda descent: descent.value)
     return descents

@@ -16,7 +16,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, Member, checked, expression
 from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as_objective, evaluate
-from accountants.tune.search import NOTHING, QUICK, Cost, SearchResult, search, search_constrained
+from accountants.tune.search import NO_RESULT, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
 from dpkernels.numerics import Real
 
@@ -141,7 +141,7 @@ def best(
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
     if start is not None and starts is not None:
         raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
-    target = family.for_error(chosen.theta)
+    target = family.with_tolerated_error(chosen.theta)
     points, warm_start = starting_points(target, starts), _parse_start(target, start)
     result = _by_search(target, chosen, constraints, points, warm_start, *check_limits(turns, optimizer))
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
@@ -196,7 +196,7 @@ def pareto_front(
     if not isinstance(objectives, Sequence) or len(objectives) != 2:
         raise ValueError(f"objectives: {objectives!r}; a list of two is needed")
     first, second = map(as_objective, objectives)
-    family = checked(family).for_error(first.theta)
+    family = checked(family).with_tolerated_error(first.theta)
     search = partial(best, family, starts=starts, turns=turns, optimizer=optimizer)
     side = "at_most" if second.sign > 0 else "at_least"
 
@@ -210,9 +210,9 @@ def pareto_front(
     front: list[Result] = []
     for result in (best_of_first, *between, replace(best_of_second, objective=first.name, value=value)):
         values = result.value, value_of_second(result)
-        while front and _is_no_better((first, second), front[-1].values, values, family.patience[1]):
+        while front and _is_no_better((first, second), front[-1].values, values, family.patience.gain):
             front.pop()
-        if not front or not _is_no_better((second,), values[1:], front[-1].values[1:], family.patience[1]):
+        if not front or not _is_no_better((second,), values[1:], front[-1].values[1:], family.patience.gain):
             front.append(replace(result, values=values))
     return front
 
@@ -271,15 +271,17 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, n).swapaxes(0, 1)
 
 
-def search_all_starts(cost: Cost, points: np.ndarray, turns: int, optimizer: object) -> SearchResult:
+def search_all_starts(
+    cost: Cost, points: np.ndarray, max_trials: int, optimizer: optax.GradientTransformation | None
+) -> SearchResult:
     """Search from all starts, and where there are dips once more around what is found."""
     if not points.size:
         value = cost(np.zeros(0))
-        return SearchResult(np.zeros(0), value, cost.record.solved, [(np.zeros(0), value)])
-    lowest = search(cost, points, turns, optimizer)
+        return SearchResult(np.zeros(0), value, cost.log.solved_budget, [(np.zeros(0), value)])
+    lowest = search(cost, points, max_trials, optimizer)
     if not cost.family.needs_second_search or lowest.value == np.inf:
         return lowest
-    second = search(cost, lowest.z + _SECOND_SEARCH_WIDTH * (points - points.mean((0, 1))), turns, optimizer)
+    second = search(cost, lowest.point + _SECOND_SEARCH_WIDTH * (points - points.mean((0, 1))), max_trials, optimizer)
     return min(lowest, second, key=lambda result: result.value)
 
 
@@ -289,8 +291,8 @@ def _by_search(
     constraints: tuple[Constraint, ...],
     points: np.ndarray,
     warm_start: SearchResult | None,
-    turns: int,
-    optimizer: object,
+    max_trials: int,
+    optimizer: optax.GradientTransformation | None,
 ) -> Result:
     # Of several numbers there are thousands of evaluations.
     program = QUICK if points.shape[-1] > 1 and not constraints else None
@@ -298,15 +300,15 @@ def _by_search(
     with jax.enable_x64(True):
         for _ in range(_MAX_TIGHTENINGS):
             if cost.constraints and points.size:
-                lowest = search_constrained(cost, points, turns, optimizer, warm_start)
+                lowest = search_constrained(cost, points, max_trials, optimizer, warm_start)
             elif warm_start is not None and points.size:
-                lowest = search(cost, points, turns, optimizer, warm_start)
+                lowest = search(cost, points, max_trials, optimizer, warm_start)
             else:
-                lowest = search_all_starts(cost, points, turns, optimizer)
+                lowest = search_all_starts(cost, points, max_trials, optimizer)
             if lowest.value == np.inf:
-                raise _infeasible(family, cost, warm_start) from cost.record.infeasibility
-            params = domains.constrain(family.domains, lowest.z)
-            mechanism = family.certified_member_warm_started(_plain_numbers(params), lowest.solved)
+                raise _infeasible(family, cost, warm_start) from cost.log.infeasibility
+            params = domains.constrain(family.domains, lowest.point)
+            mechanism = family.certified_member_warm_started(_plain_numbers(params), lowest.solved_budget)
             values = [_value(as_objective(constraint.objective), mechanism) for constraint in constraints]
             violations = list(map(Constraint.violation, constraints, values))
             if not any(violations):
@@ -314,7 +316,7 @@ def _by_search(
             # What is released is rounded, or its noise is a little wider than that of the search.
             tightened = map(Constraint.tightened, cost.constraints, (2 * violation for violation in violations))
             cost, warm_start = replace(cost, constraints=tuple(tightened)), lowest if points.size else None
-            cost.record.best_feasible = NOTHING
+            cost.log.best_feasible = NO_RESULT
         else:
             raise ValueError(f"subject_to: {', '.join(map(str, constraints))}; no member that is released meets it")
     is_estimated = family.is_estimated or objective.bound is not None or not points.size
@@ -323,16 +325,16 @@ def _by_search(
     z, costs = np.array([z for z, _ in finite]), np.array([step_cost for _, step_cost in finite])
     path = {name: np.asarray(column) for name, column in domains.constrain(family.domains, z).items()}
     path["objective"] = costs * value_per_cost(family, objective) if points.size else np.array([value])
-    result = certified_result(family, objective, params, mechanism, value, path, cost.record.evaluations)
+    result = certified_result(family, objective, params, mechanism, value, path, cost.log.evaluations)
     return replace(result, values=(value, *values))
 
 
 def _infeasible(family: Family, cost: Cost, warm_start: SearchResult | None) -> ValueError:
-    if cost.record.least_violation < np.inf:
+    if cost.log.least_violation < np.inf:
         limits = ", ".join(map(str, cost.constraints))
         return ValueError(
             f"subject_to: {limits}; no member of {family.name} meets it: the nearest misses by "
-            f"{100 * cost.record.least_violation:.3g} %"
+            f"{100 * cost.log.least_violation:.3g} %"
         )
     reason = "the objective or a constraint" if cost.constraints else "the objective"
     if warm_start is not None:
@@ -387,7 +389,7 @@ def certified_result(
         evaluations=evaluations,
         epsilon=epsilon,
         delta=delta,
-        python=expression(mechanism) if source else family.python(mechanism, parameters),
+        python=expression(mechanism) if source else family.source_expression(mechanism, parameters),
         free=_plain_numbers(params),
         at_end=tuple(ends),
         values=(value,),

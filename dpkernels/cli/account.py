@@ -378,7 +378,7 @@ def _plot_shuffled(target: Path, account: SeveralReports) -> None:
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MAX_REPORTS))
     counts = np.unique(np.round(np.logspace(*ends, _MAX_POINTS)).astype(int)).tolist()
     shuffled_reports = [accountants.shuffled(account.sampler, count) for count in counts]
-    level = float(account.guarantee.inputs.level)
+    level = float(account.guarantee.inputs.pure_epsilon)
     clones = [published.epsilon_of(partial(published.published_clones, level, count), delta, level) for count in counts]
     clones_label = "known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
     epsilon = account.guarantee.estimate_epsilon(delta)

@@ -12,7 +12,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpkernels.batches import Batchable, each_entry
-from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, cast_like, floating, namespace, number_like, vanishing
+from dpkernels.numerics import (
+    GAUSS_LEGENDRE,
+    Real,
+    RealArray,
+    cast_like,
+    floating,
+    namespace,
+    number_like,
+    zero_at_infinity,
+)
 from dpkernels.pytrees import tree_leaves
 
 # The probabilities beyond the ends of the intervals over which a general density is integrated.
@@ -257,7 +266,7 @@ class Symmetric(Distribution):
 
     def cdf(self, z: Real) -> Real:
         z = floating(z)
-        tail = vanishing(self.tail, namespace(z).abs(z))
+        tail = zero_at_infinity(self.tail, namespace(z).abs(z))
         return namespace(z, tail).where(z < 0, tail, 1 - tail)
 
     def sf(self, z: Real) -> Real:
@@ -266,7 +275,7 @@ class Symmetric(Distribution):
     def mass(self, a: Real, b: Real) -> RealArray:
         a, b = floating(a), floating(b)
         xp = namespace(a, b)
-        tail_a, tail_b = vanishing(self.tail, xp.abs(a)), vanishing(self.tail, xp.abs(b))
+        tail_a, tail_b = zero_at_infinity(self.tail, xp.abs(a)), zero_at_infinity(self.tail, xp.abs(b))
         two_sided = 1 - tail_a - tail_b
         xp = namespace(two_sided)
         return xp.where(a >= 0, tail_a - tail_b, xp.where(b <= 0, tail_b - tail_a, two_sided))

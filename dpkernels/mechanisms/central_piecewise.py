@@ -15,7 +15,7 @@ from dpkernels import checks
 from dpkernels.batches import each_entry, entrywise, has_axes
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import Real, RealArray, elementary, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, math_namespace, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bounded_minimum, smooth_minimum
 
@@ -221,7 +221,7 @@ def _best_core(steps: int, *parameters: Real) -> CentralPiecewise:
     """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
 
     def member(log_r: Real, parameters: tuple[Real, ...]) -> CentralPiecewise:
-        return CentralPiecewise(elementary(log_r).exp(log_r), steps, *parameters)
+        return CentralPiecewise(math_namespace(log_r).exp(log_r), steps, *parameters)
 
     def variance(log_r: list[float], parameters: tuple[Real, ...]) -> Real:
         return member(log_r[0], parameters).worst_variance
@@ -240,7 +240,7 @@ def _published_core(steps: int, lower: Real, upper: Real, epsilon: Real, sensiti
     A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps).
     """
     m, d = steps - 1, 2 * sensitivity / (upper - lower)
-    f = elementary(epsilon, d)
+    f = math_namespace(epsilon, d)
     # Solve for z e^(-m eps) to avoid overflow.
     A = d * f.expm1(-m * epsilon) / f.expm1(-epsilon)
     B = (1 + m * d) * f.exp((1 - m) * epsilon)

@@ -37,7 +37,7 @@ from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import ShapeLike, base_from, window_from
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, elementary, float_if_scalar, namespace, ndtr, ndtri
+from dpkernels.numerics import Real, float_if_scalar, math_namespace, namespace, ndtr, ndtri
 from dpkernels.solve import MARGINS, first_feasible, floats_from, root
 
 WINDOWS: dict[str, Window] = {shape.name: shape() for shape in Window.concrete_subclasses() if shape.name}
@@ -129,7 +129,7 @@ def piecewise_triangle(
 def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
     """Return the Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2), for epsilon in [0.01, 20]."""
     epsilon, lower, upper = checks.budget(epsilon, lower, upper)
-    return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + elementary(epsilon).exp(epsilon / 2))
+    return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + math_namespace(epsilon).exp(epsilon / 2))
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
@@ -152,7 +152,7 @@ def hybrid(*, epsilon: Real, lower: Real, upper: Real, share: Real | None = None
     if share is not None:
         checks.within("share", share, 0.0, 1.0, open_ends=True)
         return Mixture(piecewise_mechanism, two_point, checks.real("share", share))
-    weight = -elementary(epsilon).expm1(-epsilon / 2)
+    weight = -math_namespace(epsilon).expm1(-epsilon / 2)
     if checks.concrete(epsilon) is None or np.ndim(epsilon):
         return Mixture(piecewise_mechanism, two_point, namespace(epsilon).where(epsilon <= HYBRID_EPSILON, 0.0, weight))
     return two_point if epsilon <= HYBRID_EPSILON else Mixture(piecewise_mechanism, two_point, weight)
@@ -301,7 +301,7 @@ def analytic_sigma(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     if has_axes(epsilon, delta, sensitivity):
         return entrywise(analytic_sigma, epsilon, delta, sensitivity)
     # There P(A) - e^eps Q(A) = (1 + delta)/2 for A = {z < a/2}.
-    too_large = -2 * ndtri((1 - delta) / (2 * (1 + elementary(epsilon).exp(epsilon))))
+    too_large = -2 * ndtri((1 - delta) / (2 * (1 + math_namespace(epsilon).exp(epsilon))))
     sigma = sensitivity / root(_gaussian_excess, (epsilon, delta), 0.0, too_large)
     if namespace(sigma) is jnp:
         return sigma
@@ -441,7 +441,7 @@ def staircase(*, epsilon: Real, sensitivity: Real = 1.0, gamma: Real | None = No
     By default gamma = 1/(1 + e^(eps/2)), of least E|Z|. It is pure eps-DP, also when released.
     """
     _check(epsilon, sensitivity)
-    gamma = 1 / (1 + elementary(epsilon).exp(epsilon / 2)) if gamma is None else gamma
+    gamma = 1 / (1 + math_namespace(epsilon).exp(epsilon / 2)) if gamma is None else gamma
     return Additive(Staircase(epsilon, sensitivity, gamma), sensitivity, epsilon, 0.0)
 
 

@@ -62,9 +62,10 @@ def invert_smooth(
 ) -> RealArray:
     """Return where an increasing function of x >= 0 reaches ``target``, from a point near there; elementwise.
 
-    Newton takes ``steps`` steps in float32 and one more in float64. They must lead to within half a cell of the grid of
-    floats with half the digits: 2^-12 of x, in float64 2^-27. The function is then interpolated between two neighbours
-    on the grid, with the error of one more step, so that the result increases with the target.
+    First Newton's method takes ``steps`` steps in float32, and one more in float64. Its x must be within 2^-12 of the
+    root, relative to it, or 2^-27 in float64. Then x is rounded to half its digits, and the function is interpolated
+    between that point and its neighbour with half the digits on the other side of the target. This has the error of
+    one more step, and the result increases with the target.
     """
     xp, x = namespace(target, initial_guess), initial_guess
     for _ in range(0 if steps is None else steps + (x.dtype == np.float64)):

@@ -21,7 +21,7 @@ from accountants.from_mechanism import guarantee
 from accountants.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.family import Family, Member, checked
+from accountants.tune.family import Family, Member, Patience, checked
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism, Parabolic
@@ -51,11 +51,11 @@ class ComposableFamily(Family):
         return self
 
     @abc.abstractmethod
-    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Mechanism:
-        """Return one of the releases that meet the target together by the estimate, from ``solved`` unless it is 0."""
+    def composed(self, target: Composed, params: dict[str, Real], solved_budget: Real) -> Mechanism:
+        """Return one of the releases that meet the target together by the estimate, from ``solved_budget`` unless 0."""
 
     @abc.abstractmethod
-    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Mechanism:
+    def composed_release(self, target: Composed, params: dict[str, Real], solved_budget: float) -> Mechanism:
         """Return what ``composed`` does, from plain numbers, rounded conservatively."""
 
     def with_sensitivity(self, factor: Real) -> ComposableFamily:
@@ -82,11 +82,11 @@ class PureDPFamily(ComposableFamily):
         """Return the function from ``epsilon`` to what is released at that budget."""
         return lambda *, epsilon: self.with_budget(epsilon).certified_member(params)
 
-    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Mechanism:
-        return self.member(target.largest_budget(params, solved), params)
+    def composed(self, target: Composed, params: dict[str, Real], solved_budget: Real) -> Mechanism:
+        return self.member(target.largest_budget(params, solved_budget), params)
 
-    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Mechanism:
-        return calibrate.composed_budget(self.released(params), **target.options, initial_guess=solved or None)
+    def composed_release(self, target: Composed, params: dict[str, Real], solved_budget: float) -> Mechanism:
+        return calibrate.composed_budget(self.released(params), **target.options, initial_guess=solved_budget or None)
 
     def solved_budget(self, member: Any) -> Real:
         return member.epsilon
@@ -139,7 +139,7 @@ class Composed(Family):
     rate: Any
 
     # What is solved for is known to 1e-10, and a turn is thousands of times as long as of one release.
-    patience = (10, 1e-8)
+    patience = Patience(10, 1e-8)
     is_estimated = True
 
     @property
@@ -178,8 +178,8 @@ class Composed(Family):
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
         return replace(self, inner=self.inner.with_sensitivity(1 / p), rate=p)
 
-    def for_error(self, theta: Real | None) -> Family:
-        return self if theta is None else replace(self, inner=self.inner.for_error(theta))
+    def with_tolerated_error(self, theta: Real | None) -> Family:
+        return self if theta is None else replace(self, inner=self.inner.with_tolerated_error(theta))
 
     @property
     def unit(self) -> Real:
@@ -188,26 +188,26 @@ class Composed(Family):
     def build(self, params: dict[str, Real]) -> Member:
         return self.build_warm_started(params, 0.0)
 
-    def build_warm_started(self, params: dict[str, Real], solved: Real) -> Member:
+    def build_warm_started(self, params: dict[str, Real], solved_budget: Real) -> Member:
         if isinstance(self.rate, FreeRate):
-            return self._at_free_rate(Composed.build_warm_started, self.rate, params, solved)
-        return self.release_family.composed(self, params, solved)
+            return self._at_free_rate(Composed.build_warm_started, self.rate, params, solved_budget)
+        return self.release_family.composed(self, params, solved_budget)
 
     def certified_member(self, params: dict[str, Real]) -> Member:
         return self.certified_member_warm_started(params, 0.0)
 
-    def certified_member_warm_started(self, params: dict[str, Real], solved: float) -> Member:
+    def certified_member_warm_started(self, params: dict[str, Real], solved_budget: float) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
         if isinstance(self.rate, FreeRate):
-            return self._at_free_rate(Composed.certified_member_warm_started, self.rate, params, solved)
-        return self.release_family.composed_release(self, params, solved)
+            return self._at_free_rate(Composed.certified_member_warm_started, self.rate, params, solved_budget)
+        return self.release_family.composed_release(self, params, solved_budget)
 
     def _at_free_rate(
-        self, build: Callable[..., Any], rate: FreeRate, params: dict[str, Real], solved: Real
+        self, build: Callable[..., Any], rate: FreeRate, params: dict[str, Real], solved_budget: Real
     ) -> Subsampled:
         p = params["rate"]
         inner_params = {name: value for name, value in params.items() if name != "rate"}
-        return Subsampled(build(self.at_rate(p), inner_params, solved), p, rate.error(p), None)
+        return Subsampled(build(self.at_rate(p), inner_params, solved_budget), p, rate.error(p), None)
 
     def guarantee(self, mechanism: Member) -> Guarantee:
         if isinstance(mechanism, Subsampled):
@@ -235,8 +235,8 @@ class Composed(Family):
         return {**self.release_family.parameters(params, mechanism), **level}
 
     def solved_budget(self, member: Any) -> Real:
-        solved = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
-        return 0.0 if solved is None else solved  # Noise that is scaled has no claim here.
+        solved_budget = self.inner.solved_budget(member.mechanism if isinstance(member, Subsampled) else member)
+        return 0.0 if solved_budget is None else solved_budget  # Noise that is scaled has no claim here.
 
     def verify(self, mechanism: Member) -> tuple[float, float]:
         """Verify all releases together, by the upper end of the rigorous bracket."""
@@ -326,8 +326,8 @@ class ShuffledFamily(Family):
     def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {**self.inner.parameters(params, mechanism), "epsilon of a report": mechanism.epsilon}
 
-    def python(self, mechanism: Any, parameters: dict[str, Real]) -> str:
-        return self.inner.with_budget(mechanism.epsilon).python(mechanism, parameters)
+    def source_expression(self, mechanism: Any, parameters: dict[str, Real]) -> str:
+        return self.inner.with_budget(mechanism.epsilon).source_expression(mechanism, parameters)
 
     def verify(self, mechanism: Member) -> tuple[float, float]:
         """Verify all reports together, by the upper end of the rigorous bracket of the integers."""

@@ -90,10 +90,10 @@ class Constructed(PureDPFamily):
     def build(self, params: dict[str, Real]) -> Any:
         return self.constructor(**self.arguments(params))
 
-    def python(self, mechanism: Member, parameters: dict[str, Real]) -> str:
+    def source_expression(self, mechanism: Member, parameters: dict[str, Real]) -> str:
         constructor = getattr(self.constructor, "__name__", "")
         if getattr(dpk, constructor, None) is not self.constructor:
-            return super().python(mechanism, parameters)
+            return super().source_expression(mechanism, parameters)
         arguments = self.arguments({name: parameters[name] for name in self.domains})
         return f"dpk.{constructor}({', '.join(f'{name}={expression(value)}' for name, value in arguments.items())})"
 
@@ -144,13 +144,13 @@ class Scaled(ComposableFamily):
     def parameters(self, params: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return scale_parameter(*(getattr(noise, "kernel", noise) for noise in (mechanism.noise, self.kernel)))
 
-    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Additive:
+    def composed(self, target: Composed, params: dict[str, Real], solved_budget: Real) -> Additive:
         shape, D = self.shape(params), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         releases = target.estimated_guarantee(Additive(rescaled(shape, start), D))
         return Additive(rescaled(shape, start * precise_scale_factor(releases, target.epsilon, target.delta)), D)
 
-    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Additive:
+    def composed_release(self, target: Composed, params: dict[str, Real], solved_budget: float) -> Additive:
         return calibrate.composed(self.shape(params), sensitivity=self.sensitivity, **target.options)
 
 

@@ -334,21 +334,22 @@ class Recycled(RecycledShape):
     def solved_budget(self, member: Any) -> Real:
         return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def composed(self, target: Composed, params: dict[str, Real], solved: Real) -> Additive:
-        return self.member(target.largest_budget(params, solved), params)
+    def composed(self, target: Composed, params: dict[str, Real], solved_budget: Real) -> Additive:
+        return self.member(target.largest_budget(params, solved_budget), params)
 
-    def composed_release(self, target: Composed, params: dict[str, Real], solved: float) -> Additive:
+    def composed_release(self, target: Composed, params: dict[str, Real], solved_budget: float) -> Additive:
         """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release."""
-        loss = solved or target.largest_budget(params, 0.0)
+        loss = solved_budget or target.largest_budget(params, 0.0)
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**params, symbol: params[symbol] * math.exp(t)})
 
-        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, starts_at_root=bool(solved))
+        is_solved = bool(solved_budget)
+        t = conservative_parameter(lambda t: target.guarantee(wider(t)), epsilon, delta, starts_at_root=is_solved)
         return with_release_claim(wider(t), delta / target.count)
 
-    def for_error(self, theta: Real | None) -> Family:
+    def with_tolerated_error(self, theta: Real | None) -> Family:
         """Recycle beyond the tolerated error of an acceptance; where there is none theta is free."""
         if self.theta is not None:
             return self

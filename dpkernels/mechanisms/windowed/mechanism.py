@@ -22,9 +22,9 @@ from dpkernels.numerics import (
     Real,
     RealArray,
     cast_like,
-    elementary,
     float_if_scalar,
     floating,
+    math_namespace,
     namespace,
     root_or_zero,
     squared,
@@ -560,7 +560,7 @@ class SquareWave(Local):
 
 def published_half_width(epsilon: Real) -> Real:
     """Return the b of most mutual information (Li 2020), (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps))."""
-    expm1 = elementary(epsilon).expm1
+    expm1 = math_namespace(epsilon).expm1
     return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))
 
 

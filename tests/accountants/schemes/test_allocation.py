@@ -297,7 +297,7 @@ def test_sums_of_atoms(side):
     """Bounds of the expectations E (S - c)_+ and E (c - S)_+ of a sum of few atoms, which is enumerated."""
     random = np.random.default_rng(3)
     value, mass = random.exponential(1.0, 5), random.dirichlet(np.ones(5))
-    total = ratio_sums.self_sum(ratio_sums.ratio_law(value, mass, side), 5)
+    total = ratio_sums.self_sum(ratio_sums.discretised_ratio(value, mass, side), 5)
     sums, masses = np.zeros(1), np.ones(1)
     for _ in range(5):
         sums, masses = (sums[:, None] + value).ravel(), (masses[:, None] * mass).ravel()
@@ -313,7 +313,7 @@ def test_sums_of_atoms(side):
 def test_an_origin_in_the_middle_keeps_the_order():
     """Sums of many have their origin in the middle, and both bounds the same mean."""
     value, mass = np.linspace(0.5, 1.5, 11), np.full(11, 1 / 11)
-    laws = {side: ratio_sums.self_sum(ratio_sums.ratio_law(value, mass, side), 3000) for side in (-1, 1)}
+    laws = {side: ratio_sums.self_sum(ratio_sums.discretised_ratio(value, mass, side), 3000) for side in (-1, 1)}
     assert laws[1].origin > 0
     for law in laws.values():
         points, masses = law.points()

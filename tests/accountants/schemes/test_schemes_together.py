@@ -45,6 +45,11 @@ def test_files_and_pickles(name):
     assert pickle.loads(pickle.dumps(release)) == release
 
 
+def test_class_names_in_files():
+    """Files keep the name of the pair with a capacity, which differs from that in the code."""
+    assert '"type": "Truncated", "one":' in json.dumps(SCHEMES["capacity"](gaussian(1.2)).to_dict())
+
+
 @pytest.mark.lengthy
 @pytest.mark.parametrize("name", SCHEMES)
 def test_composed_with_other_noise(name):

@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import calibrate, guarantee, shuffled, tune
 from accountants.published import shuffle as published
 from accountants.shuffle import bracket, estimate
-from accountants.shuffle.blanket import largest_stop_loss, level_outcomes, worst_inputs
+from accountants.shuffle.blanket import largest_stop_loss, most_informative_outcomes, worst_inputs
 from dpkernels.cli import tune as tuning
 
 run = pytest.fixture(command, name="run")
@@ -162,11 +162,11 @@ def _check(mechanism, n, delta):
     value = reports.estimate_delta(epsilon_inside)
     slack = {"enumeration": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(reports._upper.methods)]
     # What the grid allows for rounding of losses, which is all there is next to eps0.
-    rounding = 1e-12 if epsilon_inside < (1 - 1e-9) * float(reports.inputs.level) else 1e-8
+    rounding = 1e-12 if epsilon_inside < (1 - 1e-9) * float(reports.inputs.pure_epsilon) else 1e-8
     assert low <= high * (1 + 1e-12)
     assert low <= value * (1 + slack)
     assert value <= high * (1 + slack) + rounding
-    level = float(reports.inputs.level)
+    level = float(reports.inputs.pure_epsilon)
     pairs = reports.inputs.pairs
     distance = max(0.5 * np.abs(pair.first - pair.second).sum() for pair in pairs)
     bounds = [
@@ -217,7 +217,7 @@ def test_the_bracket_holds_next_to_the_pure_level(share):
     """Where only the largest losses are positive, and barely: against the first report that is not hidden at all."""
     rows = _rows(np.random.default_rng(11), 1.0, 6, 9)
     reports, n = shuffled(rows, 13), 13
-    eps = share * float(reports.inputs.level)
+    eps = share * float(reports.inputs.pure_epsilon)
     low, high = reports.bracket(epsilon=eps)
     value = reports.estimate_delta(eps)
     assert low <= high
@@ -329,7 +329,7 @@ def test_a_table_is_bounded_over_all_its_pairs():
 def test_a_level_bounds_every_mechanism_of_it():
     """The law of eps0 and gamma alone is above the piecewise mechanism's, the flat one's equal."""
     inputs = worst_inputs(piecewise(2.0))
-    generic = level_outcomes(inputs.level, inputs.pairs[0].least.sum()).upper.merged
+    generic = most_informative_outcomes(inputs.pure_epsilon, inputs.pairs[0].least.sum()).upper.merged
     exact = inputs.pairs[0].upper.merged
     for n, eps in ((100, 0.3), (10**6, 0.01)):
         values = [estimate.host_log_delta(blanket, n, eps)[0] for blanket in (exact, generic)]

@@ -85,7 +85,7 @@ def test_delta_falls_all_the_way_to_the_level(level, n):
     high = math.exp(level) / (1 + math.exp(level))
     reports = shuffled(np.array([[high, 1 - high], [1 - high, high]]), n)
     shares = [0.1, 1e-2, *10.0 ** -np.arange(3.0, 16.0)]
-    deltas = [reports.delta(reports.inputs.level * (1 - share)) for share in shares]
+    deltas = [reports.delta(reports.inputs.pure_epsilon * (1 - share)) for share in shares]
     assert all(later <= delta * (1 + 1e-6) + 1e-309 for delta, later in pairwise(deltas))
 
 

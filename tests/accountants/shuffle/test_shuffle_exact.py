@@ -10,7 +10,7 @@ import pytest
 
 from accountants import shuffled
 from accountants.shuffle import bracket
-from accountants.shuffle.blanket import WorstInputs, level_outcomes
+from accountants.shuffle.blanket import WorstInputs, most_informative_outcomes
 
 _MOST_SUMS = 200  # The most sums of losses that are enumerated for one number.
 
@@ -92,7 +92,7 @@ def test_ends_are_on_their_sides_of_the_enumeration(first):
         if (rows < 1).any() or (rows == rows[0]).all():
             continue
         reports = shuffled(rows / rows[0].sum(), n)
-        epsilon = share * float(reports.inputs.level)
+        epsilon = share * float(reports.inputs.pure_epsilon)
         E = exponential(epsilon)
         low, high = reports.bracket(epsilon=epsilon)
         assert Fraction(low) <= revealed(rows, n, E)
@@ -114,7 +114,7 @@ def test_tables_of_many_pairs_are_bounded_over_all_of_them(seed):
     reports = shuffled(rows / 1024, n)
     assert reports.inputs.stop_loss is not None
     for share in (0.05, 0.4, 0.8):
-        epsilon = share * float(reports.inputs.level)
+        epsilon = share * float(reports.inputs.pure_epsilon)
         low, high = reports.bracket(epsilon=epsilon)
         truth = blanket(rows, n, exponential(epsilon))
         assert truth <= Fraction(high)
@@ -129,7 +129,7 @@ def test_delta_is_positive_below_a_tiny_level(seed):
     a = int(total / 2 * (1 + 10 ** random.uniform(-8, -6))) + int(random.integers(0, 1000))
     rows = np.array([[a, total - a], [total - a, a]])
     reports = shuffled(rows / total, 3)
-    for epsilon in (float(reports.inputs.level) * (1 + 1e-12), reports.epsilon(1e-30)):
+    for epsilon in (float(reports.inputs.pure_epsilon) * (1 + 1e-12), reports.epsilon(1e-30)):
         truth = blanket(rows, 3, exponential(epsilon))
         assert truth <= Fraction(reports.delta(epsilon))
     assert truth <= Fraction(1e-30)
@@ -142,7 +142,7 @@ def test_reports_of_a_level_are_bounded_where_gamma_is_next_to_1(seed):
     level, n = 10 ** random.uniform(-3, 0.3), int(random.integers(2, 9))
     gamma = 1 - 10 ** random.uniform(-10, -5) * min(1.0, -math.expm1(-level))
     epsilon = level * random.random()
-    bound = bracket.upper_delta(WorstInputs((level_outcomes(level, gamma),), level), n, epsilon)
+    bound = bracket.upper_delta(WorstInputs((most_informative_outcomes(level, gamma),), level), n, epsilon)
     ratio, gamma = exponential(level), Fraction(gamma)
     w = min((1 / gamma - 1) / (ratio - 1), Fraction(1))
     both, high = max(2 * w - 1, Fraction(0)), gamma * ratio

@@ -713,19 +713,19 @@ def test_starts_fill_the_spans():
 
 def test_one_number_is_searched_without_tracing():
     """Nothing is compiled: the first answer takes as long as the next one."""
-    traces = len(search.TRACES)
+    traces = len(search.TRACED_FAMILIES)
     tune.best(tune.piecewise(epsilon=3.0, **SKEW), tune.worst_variance)
     tune.best(tune.staircase(epsilon=2.0), tune.acceptance(theta=0.4))
-    assert len(search.TRACES) == traces
+    assert len(search.TRACED_FAMILIES) == traces
 
 
 @pytest.mark.lengthy
 def test_a_second_budget_of_several_numbers_compiles_nothing():
     """Nor does another interval."""
     tune.best(tune.composite("triangle", "quartic", epsilon=1.0, **SIGNED), CENTRAL)
-    traces = len(search.TRACES)
+    traces = len(search.TRACED_FAMILIES)
     tune.best(tune.composite("triangle", "quartic", epsilon=3.0, **SKEW), CENTRAL)
-    assert len(search.TRACES) == traces
+    assert len(search.TRACED_FAMILIES) == traces
 
 
 @pytest.mark.lengthy
