@@ -46,7 +46,7 @@ def mechanisms(level: float) -> Iterable[tuple[str, Any]]:
 
 def bounds(mechanism: object, shuffled_reports: Shuffled, n: int) -> list[float]:
     """eps by the closed form, by clones, by the variation ratio, by Hoeffding's and by Bennett's inequality."""
-    level = float(shuffled_reports.inputs.level)
+    level = float(shuffled_reports.inputs.pure_epsilon)
     variation = max(0.5 * float(np.abs(pair.first - pair.second).sum()) for pair in shuffled_reports.inputs.pairs)
     of_delta = (
         lambda eps: published.published_clones(level, n, eps),

@@ -113,7 +113,7 @@ DELTA = 1e-6
 def epsilons(mechanism, n):
     """Return eps by this package and by the published bounds."""
     made = shuffled(mechanism, n)
-    level = float(made.inputs.level)
+    level = float(made.inputs.pure_epsilon)
     bounds = {
         "clones (Feldman et al. 2021)": lambda e: published.published_clones(level, n, e),
         "ratio (Wang et al. 2024)": lambda e: published.published_variation_ratio(level, n, e, math.tanh(level / 2)),

@@ -55,7 +55,7 @@ def test_randomised_response_has_the_pair_of_its_name():
 @every_mechanism
 def test_the_blanket_is_that_of_all_rows(mechanism):
     inputs, rows = worst_inputs(mechanism), worst_inputs(mechanism.channel()[1])
-    assert float(inputs.pure_epsilon) == pytest.approx(rows.level, rel=1e-12)
+    assert float(inputs.pure_epsilon) == pytest.approx(rows.pure_epsilon, rel=1e-12)
     (pair,) = inputs.pairs
     blanket = pair.upper.merged
     assert blanket.gamma == pytest.approx(rows.pairs[0].upper.gamma, rel=1e-12)
