@@ -149,7 +149,7 @@ def _endless_pair(table: NoiseTable, cells: int) -> tuple[np.ndarray, Atoms]:
     tail = table.tail
     if tail is None:
         raise ValueError("table: has no tail")
-    block, decay = tail.block / 2.0**tail.bits, float(tail.further_probability)
+    block, decay = tail.block / 2.0**tail.bits, float(tail.continue_probability)
     block_weights, inner = tail.rest / 2.0**tail.bits * block, table.weights / 2.0**table.bits
     side = np.concatenate([block_weights, decay * block_weights, decay**2 * block_weights])
     p = np.concatenate([side[::-1], inner, side])
@@ -275,7 +275,7 @@ def _(sampler: ExactWindow) -> Atoms:
     table = sampler.table
     if not table.falls:
         return pure_points(sampler.certificate.realised_epsilon)
-    first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
+    first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.last_row))
     return Atoms(first, last)
 
 

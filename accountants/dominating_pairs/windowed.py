@@ -171,8 +171,8 @@ class Side(NamedTuple):
     def _density(self, e: RealArray, position: RealArray, in_window: Boolean) -> RealArray:
         pair, z = self.pair, position / self.pair.width
         xp = namespace(z)
-        window = xp.where(in_window, pair.height * pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
-        return pair.level * pair.base.inward(self.margin + e) + window
+        window = xp.where(in_window, pair.height * pair.window.density_near_end(xp.clip(z, 0.0, 1.0)), 0.0)
+        return pair.level * pair.base.density_near_end(self.margin + e) + window
 
 
 def window_side(pair: WindowedPair, *, with_outer_reports: bool = False) -> Side:

@@ -353,9 +353,9 @@ def _(sampler: ExactWindow) -> WorstInputs:
     eps0, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:
         return WorstInputs((most_informative_outcomes(eps0, least.sum()),), eps0)
-    last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
+    last, first, middle = (table.row(s).astype(float) / total for s in (0, table.last_row, table.last_row // 2))
     outcomes = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
-    is_worst = table.is_flat or len(table.window) <= table.shifts
+    is_worst = table.is_flat or len(table.window) <= table.last_row
     return WorstInputs((outcomes,), eps0, None if is_worst else partial(_overlapping, outcomes))
 
 

@@ -345,16 +345,16 @@ def _table_square_weights(table: Table) -> SquareWeights | None:
     For a table of rows g has the least variance for uniform inputs: min sum_j q_j g_j^2 with A' g = t is
     g = A_q (A' A_q)^+ t, A[j, i] the probability of code j in row i, q its mean over rows, and A_q[j, i] = A[j, i]/q_j.
     """
-    if table.shifts < _MIN_ROWS:
+    if table.last_row < _MIN_ROWS:
         return None
     if isinstance(table, WindowTable):
         A, c, _ = map(float, table.variance_terms)
-        deviation = float(table.step) * (np.arange(table.codes) - (table.codes - 1) / 2)
-        gap = (table.upper - table.lower) / table.shifts
+        deviation = float(table.report_step) * (np.arange(table.codes) - (table.codes - 1) / 2)
+        gap = (table.upper - table.lower) / table.last_row
         return (deviation**2 - A) / (1 + c) - gap**2 / 6, 0.0
     inputs = np.array([float(table.row_input(i) - table.middle) for i in range(table.rows)])
     probabilities = table.weights.T / 2.0**table.bits
-    target = inputs**2 - float(table.gap) ** 2 / 6
+    target = inputs**2 - float(table.row_spacing) ** 2 / 6
     scaled = probabilities / probabilities.mean(axis=1, keepdims=True)
     g = scaled @ np.linalg.lstsq(probabilities.T @ scaled, target, rcond=1e-12)[0]
     bias_bound = float(np.abs(probabilities.T @ g - target).max())
@@ -363,12 +363,12 @@ def _table_square_weights(table: Table) -> SquareWeights | None:
 
 def _table_reports(table: Table) -> Float[np.ndarray, " codes"]:
     """Return the reports of all codes, to the bit."""
-    return report_kernel(table.middle, table.step)(np.array(table.doubled_offsets), np.float64)
+    return report_kernel(table.middle, table.report_step)(np.array(table.doubled_offsets), np.float64)
 
 
 def _row_inputs(table: Table) -> Float[np.ndarray, " rows"]:
-    first, last = (float(table.row_input(i)) for i in (0, table.shifts))
-    return np.linspace(first, last, table.shifts + 1)
+    first, last = (float(table.row_input(i)) for i in (0, table.last_row))
+    return np.linspace(first, last, table.last_row + 1)
 
 
 def _table_probabilities(
@@ -377,8 +377,8 @@ def _table_probabilities(
     """Return (codes, len(x)) P(code | x), which is linear between rows, or its integrals from the first row up to x."""
     inputs = _row_inputs(table)
     width = inputs[-1] - inputs[0]
-    position = np.clip((x - inputs[0]) / width, 0.0, 1.0) * table.shifts
-    i = np.minimum(position.astype(int), table.shifts - 1)
+    position = np.clip((x - inputs[0]) / width, 0.0, 1.0) * table.last_row
+    i = np.minimum(position.astype(int), table.last_row - 1)
     f = position - i
     if isinstance(table, RowTable):
         W = table.weights.T.astype(np.float64)
@@ -387,14 +387,14 @@ def _table_probabilities(
         row_integrals, first, second = sums[:, i], W[:, i], W[:, i + 1]
     else:
         # Row i is base[code] + window[code - i]; cumulative sums of the window are its integrals over rows.
-        pad = np.zeros(table.shifts + 1)
+        pad = np.zeros(table.last_row + 1)
         padded = np.concatenate([pad, table.window, pad])
         sums, entries = np.append(0.0, np.cumsum(padded)), np.arange(table.codes)[:, None] + len(pad)
         base = table.base.astype(np.float64)[:, None]
         row_integrals = (sums[entries + 1] - sums[entries + 1 - i] + sums[entries] - sums[entries - i]) / 2 + base * i
         first, second = base + padded[entries - i], base + padded[entries - i - 1]
     if integrated:
-        return (row_integrals + f * first + f**2 / 2 * (second - first)) * width / table.shifts / 2.0**table.bits
+        return (row_integrals + f * first + f**2 / 2 * (second - first)) * width / table.last_row / 2.0**table.bits
     return (first + f * (second - first)) / 2.0**table.bits
 
 

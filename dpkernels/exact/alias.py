@@ -45,10 +45,18 @@ def take(table: np.ndarray, index: RealArray) -> RealArray:
 def alias_columns(weights: np.ndarray | Sequence[float], bits: int) -> AliasColumns:
     """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits; padding outcomes have weight 0.
 
-    The light columns, one after the other, are filled up by the first heavy column that has something left, which is
-    then itself a column to fill by the next one, if it is not full. With the sums D of what the light columns lack and
-    E of what the heavy ones have too much, heavy m serves the light k for which D(k - 1) < E(m), the first of these
-    for which D(k) >= E(m) exhausts it, and it lacks D(k) - E(m).
+    Every column has the same capacity, and holds its own outcome and at most one other, its alias. A light column has
+    less weight than that, a heavy one more. The light columns, one after the other, are filled up from the first heavy
+    column that has a surplus left. When the last one takes more than is left, the heavy column becomes light by the
+    difference, and the next heavy column fills it.
+
+    For example, with the weights 1, 2, 6, 7 the capacity is 4. From the last column to the first, columns 1 and 0 lack
+    2 and 3, and columns 3 and 2 have a surplus of 3 and 2. Column 3 fills column 1, and column 0, too, although it has
+    only 1 left. It then lacks 2 itself, which column 2 fills.
+
+    In sums: let D(k) be what the first k light columns lack, and E(m) the surplus of the first m heavy ones. Heavy m
+    serves the light k for which D(k - 1) < E(m). The first of these for which D(k) >= E(m) exhausts it, and it then
+    lacks D(k) - E(m).
     """
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (bits - log_columns)

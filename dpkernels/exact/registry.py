@@ -27,7 +27,7 @@ from dpkernels.exact.bounded.windows import ExactWindow, SquareWaveCertificate, 
 from dpkernels.exact.categorical.prefixes import prefix_sampler
 from dpkernels.exact.categorical.sampler import CategorySampler, category_sampler
 from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError
-from dpkernels.exact.noise.construction import in_units, noise_certificate, vector_certificate
+from dpkernels.exact.noise.construction import in_sensitivities, noise_certificate, vector_certificate
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.shared import shared_tables
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
@@ -259,7 +259,7 @@ def _(mechanism: Windowed | SquareWave | TwoPoint) -> Mechanism:
 def _(mechanism: Additive) -> Additive:
     if mechanism.sensitivity is None or isinstance(mechanism.noise, Lattice):
         return mechanism
-    noise, unit = in_units(mechanism.noise, mechanism.sensitivity)
+    noise, unit = in_sensitivities(mechanism.noise, mechanism.sensitivity)
     return dataclasses.replace(mechanism, noise=noise, sensitivity=unit)
 
 

@@ -69,9 +69,9 @@ def check_release_key(key: Array) -> None:
     """Refuse a key that is not fit for a release, with a TypeError; it may be traced."""
     check_key(key)
     # ``jax.random.key(seed)`` has 2^32 seeds, all of which can be tried in minutes.
-    if family(key) != "chacha20":
+    if generator_name(key) != "chacha20":
         raise TypeError(
-            f"key: a release needs a 256-bit ChaCha20 key, not {family(key)}; "
+            f"key: a release needs a 256-bit ChaCha20 key, not {generator_name(key)}; "
             "use dpkernels.random.os_key(), or exact=False to simulate"
         )
 
@@ -82,7 +82,7 @@ def release_key_bytes(key: Array) -> bytes:
     return np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
 
 
-def family(key: Array) -> str:
+def generator_name(key: Array) -> str:
     """Return the name of the key's generator, such as "threefry2x32" or "chacha20"."""
     impl = jax.random.key_impl(key)
     return impl if isinstance(impl, str) else getattr(impl, "name", str(impl))

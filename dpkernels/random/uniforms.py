@@ -11,7 +11,7 @@ import numpy as np
 from dpkernels.jax_on_use import Array, jax, jnp, lax
 from dpkernels.numerics import Real
 from dpkernels.random import chacha
-from dpkernels.random.keys import family
+from dpkernels.random.keys import generator_name
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))  # Of Threefry-2x32 (Salmon et al. 2011), like the parity.
 _PARITY = np.uint32(0x1BD11BDA)
@@ -24,7 +24,7 @@ def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: np.dtype) 
     float64 52. The numbers are odd multiples of half a unit, so 0 and 1 never occur. Another generator is a TypeError.
     """
     data, bits = jax.random.key_data(key), jnp.finfo(dtype).bits
-    match family(key):
+    match generator_name(key):
         case "threefry2x32":
             words = threefry_words(data, start, count, bits)
         case "chacha20":

@@ -17,7 +17,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.pytrees import PyTree, tree_map
 from dpkernels.release.host_engine import (
     BLOCK_VALUES,
-    KEYS,
+    BOUND_SLOTS,
     WORD_TYPES,
     Workspace,
     aligned,
@@ -34,7 +34,7 @@ from dpkernels.shapes import Float, Num, UInt
 _ALWAYS_NUMPY = 1 << 12  # Up to this number of values NumPy is faster than a call of a compiled program.
 Columns = tuple[RealArray, ...]
 
-_DISAGREE = "x: the kernel found a value outside its interval, and NumPy did not; no report is made"
+_KERNEL_DISAGREES = "x: the kernel found a value outside its interval, and NumPy did not; no report is made"
 
 
 class BatchRelease:
@@ -77,18 +77,19 @@ class BatchRelease:
         (stack,), count = self.sampler.stacks, len(x)
         values = bounds.check_entries(x, entries, row) if bounds.clip else x
         ends = None if bounds.clip else (bounds, x.dtype)
-        space = self._workspace(stack, count, out.dtype)
-        space.take_values(values)
+        workspace = self._workspace(stack, count, out.dtype)
+        workspace.take_values(values)
         skip = start % BLOCK_VALUES
-        fill_words(space.word_buffers(count, skip), self.key, self.sampler.words, start - skip)
-        reports = _compiled_reports(self.sampler, 0, space, count, entries, row % self.sampler.size, ends)
+        fill_words(workspace.word_buffers(count, skip), self.key, self.sampler.words, start - skip)
+        reports = _compiled_reports(self.sampler, 0, workspace, count, entries, row % self.sampler.size, ends)
         if reports is not None:
             out[:] = reports
-            self._complete(0, space.word_buffers(count), space.x[:count], start, entries, out)  # What was checked.
-        space.give_back()
+            checked = workspace.x[:count]
+            self._complete(0, workspace.word_buffers(count), checked, start, entries, out)
+        workspace.give_back()
         if reports is None:
             bounds.check_entries(x, entries, row)
-            raise RuntimeError(_DISAGREE)
+            raise RuntimeError(_KERNEL_DISAGREES)
 
     def _release_by_stack(
         self, x: Num[np.ndarray, " values"], start: int, out: Float[np.ndarray, " values"], entries: slice | np.ndarray
@@ -102,16 +103,16 @@ class BatchRelease:
             self._release(0, x, words, start, entries, out)
             return
         rows = np.arange(self.sampler.size)[entries]
-        for number, stack in enumerate(self.sampler.stacks):
-            indices = np.flatnonzero(self.sampler.stack_index[rows] == number)
+        for stack_index, stack in enumerate(self.sampler.stacks):
+            indices = np.flatnonzero(self.sampler.stack_index[rows] == stack_index)
             if len(indices):
                 reports, stack_words = np.empty(len(indices), out.dtype), [words[i][indices] for i in stack.words]
-                self._release(number, x[indices], stack_words, indices + start, rows[indices], reports)
+                self._release(stack_index, x[indices], stack_words, indices + start, rows[indices], reports)
                 out[indices] = reports
 
     def _release(
         self,
-        number: int,
+        stack_index: int,
         x: Num[np.ndarray, " values"],
         words: list[UInt[np.ndarray, " values"]],
         start: int | np.ndarray,
@@ -119,21 +120,21 @@ class BatchRelease:
         out: Float[np.ndarray, " values"],
     ) -> None:
         """Fill ``out`` with the reports of one stack's values; ``start`` is the first index, or the index of each."""
-        stack, count = self.sampler.stacks[number], len(x)
+        stack, count = self.sampler.stacks[stack_index], len(x)
         if self._is_short(count, out.dtype):
             with np.errstate(all="ignore"):
-                out[:] = stack.sampler.reports(x, words, *_parameters(self.sampler, number, entries))
+                out[:] = stack.sampler.reports(x, words, *_parameters(self.sampler, stack_index, entries))
         else:
-            space = self._workspace(stack, count, out.dtype)
-            space.take_values(x)
-            for buffer, drawn in zip(space.word_buffers(count), words, strict=True):
+            workspace = self._workspace(stack, count, out.dtype)
+            workspace.take_values(x)
+            for buffer, drawn in zip(workspace.word_buffers(count), words, strict=True):
                 buffer[:] = drawn
-            reports = _compiled_reports(self.sampler, number, space, count, entries)
+            reports = _compiled_reports(self.sampler, stack_index, workspace, count, entries)
             if reports is None:
-                raise RuntimeError(_DISAGREE)
+                raise RuntimeError(_KERNEL_DISAGREES)
             out[:] = reports
-            space.give_back()
-        self._complete(number, words, x, start, entries, out)
+            workspace.give_back()
+        self._complete(stack_index, words, x, start, entries, out)
 
     def _workspace(self, stack: Stack, count: int, dtype: np.dtype) -> Workspace:
         types = tuple(WORD_TYPES[self.sampler.words[i].bits] for i in stack.words)
@@ -141,7 +142,7 @@ class BatchRelease:
 
     def _complete(
         self,
-        number: int,
+        stack_index: int,
         words: list[np.ndarray],
         x: np.ndarray,
         start: int | np.ndarray,
@@ -149,20 +150,20 @@ class BatchRelease:
         out: np.ndarray,
     ) -> None:
         """Replace the reports whose noise takes words of later turns: those of a value's own index."""
-        for table, indices in self._incomplete(number, words[0], entries):
+        for table, indices in self._incomplete(stack_index, words[0], entries):
             sampler: Any = self.sampler.samplers[table]
             positions = indices + start if isinstance(start, int) else start[indices]
             noise_words = partial(drawn_words, self.key, sampler.words[0], positions)
-            entry, _ = _parameters(self.sampler, number, np.arange(self.sampler.size)[entries][indices])
+            entry, _ = _parameters(self.sampler, stack_index, np.arange(self.sampler.size)[entries][indices])
             drawn, values = [word[indices] for word in words], x[indices].astype(out.dtype, copy=False)
             with np.errstate(all="ignore"):
                 out[indices] = sampler.complete(values, *drawn, noise_words, NoiseGrid(*entry))
 
     def _incomplete(
-        self, number: int, noise: np.ndarray, entries: slice | np.ndarray
+        self, stack_index: int, noise: np.ndarray, entries: slice | np.ndarray
     ) -> Iterator[tuple[int, np.ndarray]]:
         """Yield tables, each with the indices of its values whose noise takes words of later turns."""
-        words = self.sampler.derived[_incomplete_words, number]
+        words = self.sampler.derived[_incomplete_words, stack_index]
         candidates = np.arange(len(noise)) if words is None else indices_within(noise, words)
         if len(candidates):
             tables = self.sampler.certificate.table_index[entries][candidates]
@@ -179,10 +180,10 @@ def _entries(size: int, first: int, count: int) -> slice | np.ndarray:
     return slice(first, first + count) if first + count <= size else np.arange(first, first + count) % size
 
 
-def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | None:
+def _incomplete_words(sampler: ExactBatch, stack_index: int) -> tuple[range, ...] | None:
     """Return the words that are incomplete for some table of a stack, or None if these are of many ranges."""
     ranges = list[range]()
-    for table in sampler.stacks[number].tables.tolist():
+    for table in sampler.stacks[stack_index].tables.tolist():
         words = sampler.samplers[table].incomplete_words
         if words is None:
             return None
@@ -192,9 +193,10 @@ def _incomplete_words(sampler: ExactBatch, number: int) -> tuple[range, ...] | N
     return (smallest, *larger) if len(larger) <= MAX_RANGES else None
 
 
-def _parameters(sampler: ExactBatch, number: int, entries: slice | np.ndarray) -> tuple[Columns, Columns]:
+def _parameters(sampler: ExactBatch, stack_index: int, entries: slice | np.ndarray) -> tuple[Columns, Columns]:
     """Return the parameters of some entries of a stack, and those of the entries' tables."""
-    return _select(sampler.entry_parameters[number], entries), _select(sampler.table_parameters[number], entries)
+    entry, table = sampler.entry_parameters[stack_index], sampler.table_parameters[stack_index]
+    return _select(entry, entries), _select(table, entries)
 
 
 def _select(columns: Columns, entries: slice | np.ndarray) -> Columns:
@@ -207,8 +209,8 @@ Ends = tuple[Bounds, np.dtype] | None  # The interval of every entry, for values
 
 def _compiled_reports(
     sampler: ExactBatch,
-    number: int,
-    space: Workspace,
+    stack_index: int,
+    workspace: Workspace,
     count: int,
     entries: slice | np.ndarray,
     first: int | None = None,
@@ -218,19 +220,20 @@ def _compiled_reports(
 
     Values of consecutive entries read parameters that are kept on the device, those from entry ``first`` on.
     """
-    length, dtype = len(space.x), space.x.dtype
+    length, dtype = len(workspace.x), workspace.x.dtype
     with kernel_settings(x64=True):
-        for by_floats in (True, False) if sampler.stacks[number].sampler.by_floats else (False,):
-            keys = sampler.derived[_interval_keys, number, dtype, ends, by_floats]
+        for by_floats in (True, False) if sampler.stacks[stack_index].sampler.by_floats else (False,):
+            interval_keys = sampler.derived[_interval_keys, stack_index, dtype, ends, by_floats]
             if first is not None:
-                columns = sampler.derived[_device_columns, first, count, length, number, keys]
+                columns = sampler.derived[_device_columns, first, count, length, stack_index, interval_keys]
             else:
-                columns = _to_device((_select(keys, entries), *_parameters(sampler, number, entries)), length)
+                parameters = _parameters(sampler, stack_index, entries)
+                columns = _to_device((_select(interval_keys, entries), *parameters), length)
             shapes = tuple(column.shape for column in columns[0])
-            program = sampler.derived[_program, number, length, dtype, shapes, by_floats]
-            space.reports, is_valid = program(space.reports, *space.arguments(), *columns)
+            program = sampler.derived[_program, stack_index, length, dtype, shapes, by_floats]
+            workspace.reports, is_valid = program(workspace.reports, *workspace.arguments(), *columns)
             if bool(np.asarray(is_valid)):
-                return np.asarray(space.reports)[:count]
+                return np.asarray(workspace.reports)[:count]
     return None
 
 
@@ -240,7 +243,7 @@ class _Columns(tuple[RealArray, ...]):
     __hash__, __eq__ = object.__hash__, object.__eq__
 
 
-def _interval_keys(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends, by_floats: bool) -> _Columns:
+def _interval_keys(sampler: ExactBatch, stack_index: int, dtype: np.dtype, ends: Ends, by_floats: bool) -> _Columns:
     """Return the ``order_keys`` of the ends of the entries' intervals; none if the program needs none.
 
     The program by floats needs none where all values within its radius are valid. A program whose reports read the ends
@@ -248,18 +251,18 @@ def _interval_keys(sampler: ExactBatch, number: int, dtype: np.dtype, ends: Ends
     """
     if ends is None:
         return _Columns(finite_keys(dtype))
-    _limit_cache(sampler, (_interval_keys, number, dtype, ends, by_floats))
-    low, high = keys = ends[0].entry_keys(ends[1], dtype)
-    stacked, entry = sampler.stacks[number].sampler, sampler.entry_parameters[number]
+    _limit_cache(sampler, (_interval_keys, stack_index, dtype, ends, by_floats))
+    low, high = end_keys = ends[0].entry_keys(ends[1], dtype)
+    stacked, entry = sampler.stacks[stack_index].sampler, sampler.entry_parameters[stack_index]
     if by_floats and stacked.by_floats:
         radius = np.asarray(stacked.by_floats.radius(entry), dtype)
         if (low <= order_keys(-radius)).all() and (order_keys(radius) <= high).all():
             return _Columns()
     if stacked.interval and dtype == np.float64:
         table_keys = keys_of_ends(*stacked.interval(entry))
-        if all((a == b).all() for a, b in zip(table_keys, keys, strict=True)):
+        if all((a == b).all() for a, b in zip(table_keys, end_keys, strict=True)):
             return _Columns()
-    return _Columns(keys)
+    return _Columns(end_keys)
 
 
 def _to_device(columns: PyTree, length: int) -> PyTree:
@@ -281,11 +284,13 @@ def _to_device(columns: PyTree, length: int) -> PyTree:
 _MAX_CACHED = 1 << 8  # Values of ``_interval_keys`` and ``_device_columns`` of a sampler.
 
 
-def _device_columns(sampler: ExactBatch, first: int, count: int, length: int, number: int, keys: _Columns) -> PyTree:
+def _device_columns(
+    sampler: ExactBatch, first: int, count: int, length: int, stack_index: int, interval_keys: _Columns
+) -> PyTree:
     """Return the columns that the program of a stack reads for consecutive entries, on the device."""
-    _limit_cache(sampler, (_device_columns, first, count, length, number, keys))
+    _limit_cache(sampler, (_device_columns, first, count, length, stack_index, interval_keys))
     entries = _entries(sampler.size, first, count)
-    return _to_device((_select(keys, entries), *_parameters(sampler, number, entries)), length)
+    return _to_device((_select(interval_keys, entries), *_parameters(sampler, stack_index, entries)), length)
 
 
 def _limit_cache(sampler: ExactBatch, key: tuple[object, ...]) -> None:
@@ -301,40 +306,46 @@ def _cached_keys(sampler: ExactBatch) -> list[tuple[object, ...]]:
 
 
 def _program(
-    sampler: ExactBatch, number: int, length: int, dtype: np.dtype, shapes: tuple[tuple[int, ...], ...], by_floats: bool
+    sampler: ExactBatch,
+    stack_index: int,
+    length: int,
+    dtype: np.dtype,
+    shapes: tuple[tuple[int, ...], ...],
+    by_floats: bool,
 ) -> jax.stages.Compiled:
-    """Return the compiled program (memory, _, x, *words, keys, entry, table) -> (reports, whether all are valid).
+    """Return the compiled program (memory, _, x, *words, interval_keys, entry, table) -> (reports, are_valid).
 
     The reports take over ``memory``. They are valid if every value is within the interval of its entry, and, of the
     program by floats, within its radius. A value outside the interval is replaced before it meets noise.
     """
-    stacked, sharding = sampler.stacks[number].sampler, jax.sharding.SingleDeviceSharding(calling_thread_device())
+    stacked, sharding = sampler.stacks[stack_index].sampler, jax.sharding.SingleDeviceSharding(calling_thread_device())
 
     def are_valid(x: Array, *columns: Array) -> RealArray:
-        entry, keys = columns[len(shapes) :], order_keys(x)
+        entry, value_keys = columns[len(shapes) :], order_keys(x)
         tests = list[RealArray]()
         if by_floats and stacked.by_floats:
             tests.append(abs(x) < stacked.by_floats.radius(entry))
         if shapes or stacked.interval:
             low, high = keys_of_ends(*stacked.interval(entry)) if stacked.interval and not shapes else columns[:2]
-            tests.append((low <= keys) & (keys <= high))
+            tests.append((low <= value_keys) & (value_keys <= high))
         return reduce(and_, tests)
 
     def release(_: Array, __: Array, x: Array, *arguments: Array) -> tuple[RealArray, Array]:
-        *words, keys, entry, table = arguments
-        inputs = jnp.where(are_valid(x, *keys, *entry), x, jnp.zeros_like(x))
+        *words, interval_keys, entry, table = arguments
+        inputs = jnp.where(are_valid(x, *interval_keys, *entry), x, jnp.zeros_like(x))
         reports = stacked.by_floats.reports if by_floats and stacked.by_floats else stacked.reports
-        return reports(inputs, words, entry, table), all_in_pieces(are_valid, x, *keys, *entry)
+        return reports(inputs, words, entry, table), all_in_pieces(are_valid, x, *interval_keys, *entry)
 
     def abstract(shape: tuple[int, ...], dtype: np.dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     key_type, values = np.dtype(f"int{8 * dtype.itemsize}"), abstract((length,), dtype)
-    words = [abstract((length,), WORD_TYPES[sampler.words[i].bits]) for i in sampler.stacks[number].words]
-    keys = tuple(abstract(shape, key_type) for shape in shapes)
+    words = [abstract((length,), WORD_TYPES[sampler.words[i].bits]) for i in sampler.stacks[stack_index].words]
+    interval_keys = tuple(abstract(shape, key_type) for shape in shapes)
     entry, table = (
-        tuple(abstract((length,) if np.ndim(column) else (), column.dtype) for column in columns[number])
+        tuple(abstract((length,) if np.ndim(column) else (), column.dtype) for column in columns[stack_index])
         for columns in (sampler.entry_parameters, sampler.table_parameters)
     )
     program = jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=options_on_cpu())
-    return program.lower(values, abstract((KEYS,), key_type), values, *words, keys, entry, table).compile()
+    unread = abstract((BOUND_SLOTS,), key_type)
+    return program.lower(values, unread, values, *words, interval_keys, entry, table).compile()

@@ -24,14 +24,15 @@ WORD_TYPES = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 _MIN_CHUNK = 1 << 10
 # The number of values of the largest compiled program.
 CHUNK = 1 << 17
-# Beyond this length there are programs between the powers of two, which take longer to compile than they save below.
+# The length beyond which programs have lengths between the powers of two, too, so that less padding is computed. For
+# shorter ones compiling them takes longer than they save.
 _LARGE_LENGTH = 1 << 14
 # Up to this number of values NumPy is faster than a call of a compiled program.
 _ALWAYS_NUMPY = 1 << 9
 # Up to this number of values NumPy does the first calls, since compiling takes longer than it would save.
 _FIRST_NUMPY = 1 << 13
 # The number of these first calls.
-_CALLS = 8
+_FIRST_CALLS = 8
 # Before JAX is imported NumPy does so many chunks, since the import takes longer than it would save.
 _CHUNKS_WITHOUT_JAX = 16
 
@@ -49,12 +50,13 @@ class HostRelease:
         compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is added.
         If there is such a value, no output of the kernel is copied to ``out``.
         """
+        derived = self.sampler.derived
         is_short = x.size <= _ALWAYS_NUMPY or (
-            x.size <= _FIRST_NUMPY and next(self.sampler.derived[_calls, padded_length(x.size), out.dtype]) < _CALLS
+            x.size <= _FIRST_NUMPY and next(derived[_call_counter, padded_length(x.size), out.dtype]) < _FIRST_CALLS
         )
         if not is_short and is_deferred():
-            is_short = next(self.sampler.derived[_calls, 0, out.dtype]) < _CHUNKS_WITHOUT_JAX
-        if is_short and self.sampler.derived[is_far_from_subnormal, out.dtype]:
+            is_short = next(derived[_call_counter, 0, out.dtype]) < _CHUNKS_WITHOUT_JAX
+        if is_short and derived[is_far_from_subnormal, out.dtype]:
             x = bounds.check(x, row)
             self._by_numpy(x, start, out)
             return x.size
@@ -85,8 +87,8 @@ class HostRelease:
                 values, *words, noise_words=lambda turn: drawn_words(self.key, needs[0], positions, turn)
             )
 
-    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: tuple[RealArray, RealArray]) -> bool:
-        """Fill ``out`` if all values are within ``keys``, and return whether they are.
+    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, bound_keys: tuple[RealArray, RealArray]) -> bool:
+        """Fill ``out`` if all values are within ``bound_keys``, and return whether they are.
 
         A workspace is returned to the pool only after success, so an error never leaves a partly written one. Lending
         the memory of values to JAX would take longer than copying them; XLA writes only to memory of its own.
@@ -94,19 +96,19 @@ class HostRelease:
         count, skip = x.size, start % BLOCK_VALUES
         words, length = self.sampler.derived[_word_types,], padded_length(count)
         program = self.sampler.derived[_program, length, out.dtype]
-        space = lent_workspace(words, length, out.dtype)
-        space.keys[:2] = keys
-        space.take_values(x)
-        buffers = [buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in space.words]
+        workspace = lent_workspace(words, length, out.dtype)
+        workspace.bound_keys[:2] = bound_keys
+        workspace.take_values(x)
+        buffers = [buffer[BLOCK_VALUES - skip : BLOCK_VALUES + count] for buffer in workspace.words]
         fill_words(buffers, self.key, self.sampler.words, start - skip)
         with kernel_settings():
-            space.reports, is_valid = program(space.reports, *space.arguments())
+            workspace.reports, is_valid = program(workspace.reports, *workspace.arguments())
             are_valid = bool(np.asarray(is_valid))
             if are_valid:
-                out[:] = np.asarray(space.reports)[:count]
+                out[:] = np.asarray(workspace.reports)[:count]
                 if self.sampler.incomplete_words != ():
-                    self._complete(self.sampler.are_incomplete(space.word_buffers(count)[0]), x, start, out)
-        space.give_back()
+                    self._complete(self.sampler.are_incomplete(workspace.word_buffers(count)[0]), x, start, out)
+        workspace.give_back()
         return are_valid
 
 
@@ -127,7 +129,7 @@ def drawn_words(key: bytes, need: Words, indices: np.ndarray, turn: int = 0) -> 
     return drawn
 
 
-def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
+def _call_counter(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
     return itertools.count()
 
 
@@ -144,7 +146,7 @@ def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..
     """Return the sampler's program for values of a length and type."""
     # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
     sharding = jax.sharding.SingleDeviceSharding(calling_thread_device())
-    inputs = [(length, dtype), (KEYS, _key_type(dtype)), (length, dtype)]
+    inputs = [(length, dtype), (BOUND_SLOTS, _key_type(dtype)), (length, dtype)]
     inputs += [(length, word_type) for word_type in _word_types(sampler)]
     with kernel_settings(x64=True):
         arguments = [jax.ShapeDtypeStruct((size,), input_type, sharding=sharding) for size, input_type in inputs]
@@ -155,7 +157,7 @@ def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
     return tuple(WORD_TYPES[need.bits] for need in sampler.words)
 
 
-KEYS = 16  # The two ends and padding: 64 bytes or more, which JAX takes over without a copy.
+BOUND_SLOTS = 16  # The two ends and padding: 64 bytes or more, which JAX takes over without a copy.
 
 
 def _key_type(dtype: np.dtype) -> np.dtype:
@@ -171,11 +173,11 @@ class Workspace:
     def __init__(self, words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> None:
         self._idle = _idle(words, length, dtype)
         self.x = aligned(length, dtype)
-        self.keys = aligned(KEYS, _key_type(dtype))
+        self.bound_keys = aligned(BOUND_SLOTS, _key_type(dtype))
         self.words = [aligned(BLOCK_VALUES + length, word_type) for word_type in words]
         with kernel_settings(x64=True), jax.default_device(calling_thread_device()):
             self.reports = jnp.zeros(length, dtype)
-        self._buffers = (self.keys, self.x, *(words[BLOCK_VALUES:] for words in self.words))
+        self._buffers = (self.bound_keys, self.x, *(words[BLOCK_VALUES:] for words in self.words))
         self._shared = self._device_arrays()
         self._is_shared = all(
             array.unsafe_buffer_pointer() == buffer.ctypes.data

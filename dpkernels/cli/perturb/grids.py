@@ -39,7 +39,8 @@ class ReportGrid:
             return [_noise_grid(float(certificate.table.bin_width))]
         if not isinstance(certificate, WindowCertificate | SquareWaveCertificate | RowCertificate):
             raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
-        lowest, highest, step = float(certificate.lowest), float(certificate.highest), float(certificate.table.step)
+        lowest, highest = float(certificate.lowest), float(certificate.highest)
+        step = float(certificate.table.report_step)
         numbers = lowest, step, (highest - lowest) / step, max(abs(lowest), abs(highest))
         return [cls(*map(np.asarray, numbers))]
 
@@ -97,5 +98,5 @@ def _interval_grid(
     scale = (claims["upper"] - claims["lower"]) / (table.upper - table.lower)
     ends = (float(end) - table.lower for end in (certificate.lowest, certificate.highest))
     lowest, highest = (claims["lower"] + end * scale for end in ends)
-    step = float(table.step) * scale
+    step = float(table.report_step) * scale
     return ReportGrid(lowest, step, np.rint((highest - lowest) / step), np.maximum(np.abs(lowest), np.abs(highest)))

@@ -43,7 +43,7 @@ class BoundedTable(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def shifts(self) -> int:
+    def last_row(self) -> int:
         """Return S, the last row."""
 
     @property
@@ -104,44 +104,44 @@ class BoundedTable(abc.ABC):
 
     @property
     def rows(self) -> int:
-        return self.shifts + 1
+        return self.last_row + 1
 
     @cached_property
     def middle(self) -> Fraction:
         return sum(map(rational, self.ends)) / Fraction(2)
 
     @cached_property
-    def gap(self) -> Fraction:
+    def row_spacing(self) -> Fraction:
         """Return the data units between neighbouring rows' inputs."""
-        return (rational(self.ends[1]) - rational(self.ends[0])) / self.shifts
+        return (rational(self.ends[1]) - rational(self.ends[0])) / self.last_row
 
     @cached_property
-    def rise(self) -> int:
+    def offset_rise(self) -> int:
         """Return the last row's sum of weight times doubled offset minus the first row's."""
-        return self.row_moments(self.shifts)[0] - self.row_moments(0)[0]
+        return self.row_moments(self.last_row)[0] - self.row_moments(0)[0]
 
     @cached_property
-    def step(self) -> Fraction:
+    def report_step(self) -> Fraction:
         """Return the data units between offsets: means rise by ``slope`` times the distance of the rows' inputs."""
-        return 2 * self.slope * self.shifts * self.gap * self.total / self.rise
+        return 2 * self.slope * self.last_row * self.row_spacing * self.total / self.offset_rise
 
     def value(self, code: int) -> Fraction:
-        return self.middle + self.step * self.doubled_offsets[code] / 2
+        return self.middle + self.report_step * self.doubled_offsets[code] / 2
 
     def row_input(self, s: int) -> Fraction:
-        return rational(self.ends[0]) + self.gap * s
+        return rational(self.ends[0]) + self.row_spacing * s
 
     def row_mean(self, s: int) -> Fraction:
-        return self.middle + self.step * self.row_moments(s)[0] / (2 * self.total)
+        return self.middle + self.report_step * self.row_moments(s)[0] / (2 * self.total)
 
     def row_variance(self, s: int) -> Fraction:
         first, second = (Fraction(moment, self.total) for moment in self.row_moments(s))
-        return (second - first**2) * self.step**2 / 4
+        return (second - first**2) * self.report_step**2 / 4
 
     def check(self) -> None:
         """Refuse a table that has no signal, rows that are not distributions, or no interval."""
-        if self.shifts < 1 or self.codes < 2 or self.rise <= 0:
-            raise CertificateError(f"table: {self.codes} codes and {self.shifts} shifts carry no signal")
+        if self.last_row < 1 or self.codes < 2 or self.offset_rise <= 0:
+            raise CertificateError(f"table: {self.codes} codes and {self.last_row} shifts carry no signal")
         check_totals(self.bits, self.totals)
         checks.interval(self.lower, self.upper)
 
@@ -149,7 +149,7 @@ class BoundedTable(abc.ABC):
         """Return the largest distance of neighbours in rows; by default all rows, as any two inputs are neighbours."""
         if sensitivity is not None:
             raise ValueError(f"sensitivity: {sensitivity!r}; this table is certified for any two inputs")
-        return self.shifts
+        return self.last_row
 
 
 def sliding_extremes(
@@ -221,7 +221,7 @@ class BoundedCertificate(Certificate):
     @property
     def mean_error(self) -> Fraction:
         """Return the largest difference of a row's mean from its input, which is that of the first or the last row."""
-        return max(abs(self.table.row_mean(s) - self.table.row_input(s)) for s in (0, self.table.shifts))
+        return max(abs(self.table.row_mean(s) - self.table.row_input(s)) for s in (0, self.table.last_row))
 
     worst_variance = property(attrgetter("table.worst_variance"))
     lower = property(attrgetter("table.lower"))
@@ -247,8 +247,8 @@ class BoundedCertificate(Certificate):
 
     def lines(self) -> list[tuple[str, str]]:
         table = self.table
-        neighbours = "any two of them" if self.cells == table.shifts else f"those up to {self.cells} places apart"
-        ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.shifts))
+        neighbours = "any two of them" if self.cells == table.last_row else f"those up to {self.cells} places apart"
+        ends = " to ".join(shortest(float(table.row_input(i))) for i in (0, table.last_row))
         realised = shortest(self.realised_epsilon)
         return [
             ("epsilon", f"{shortest(self.epsilon)}, attained {realised} (the logarithm of the largest ratio)"),

@@ -138,28 +138,28 @@ def _span_and_sensitivity(mechanism: CentralPiecewise) -> tuple[Fraction, Fracti
 def central_table(mechanism: CentralPiecewise, resolution: int, bits: int) -> RowTable | None:
     """Return integer weights with steps of ``resolution`` codes and one row a cell, or None if they do not fit."""
     span, D = _span_and_sensitivity(mechanism)
-    shifts = 2 * math.ceil(span * resolution / D / 2)
-    gap = max(D / (resolution - _MARGIN), span / shifts)
+    last_row = 2 * math.ceil(span * resolution / D / 2)
+    gap = max(D / (resolution - _MARGIN), span / last_row)
     core = max(1, round(float(mechanism.core * span / gap)))
     widths = [core + 2 * resolution * k for k in range(mechanism.steps)]
-    codes = shifts + widths[-1]
-    if codes * (shifts + 1) > MAX_WEIGHTS:
+    codes = last_row + widths[-1]
+    if codes * (last_row + 1) > MAX_WEIGHTS:
         return None
     # The step that every cell of the window is on, counted inwards.
     window = sum(np.pad(np.ones(width, np.int64), (widths[-1] - width) // 2) for width in widths)
-    outside_and_steps = [shifts, *np.bincount(window)[1:].tolist()]
+    outside_and_steps = [last_row, *np.bincount(window)[1:].tolist()]
     levels = _levels(mechanism.epsilon, outside_and_steps, 1 << bits)
     if levels is None:
         return None
     heights = np.array(levels, np.uint64)[window]
     # The outer level at every code, and what is left of the total on top, symmetric.
-    surplus, extra = divmod((1 << bits) - levels[0] * shifts - sum(heights.tolist()), codes)
+    surplus, extra = divmod((1 << bits) - levels[0] * last_row - sum(heights.tolist()), codes)
     base, edge = np.full(codes, levels[0] + surplus, np.uint64), (codes - extra) // 2
     base[edge : codes - edge] += np.uint64(1)
     base[codes // 2] -= np.uint64(codes - 2 * edge - extra)  # An even number of codes about a middle one leaves it out.
-    weights = np.stack([base + np.pad(heights - np.uint64(levels[0]), (i, shifts - i)) for i in range(shifts + 1)])
+    weights = np.stack([base + np.pad(heights - np.uint64(levels[0]), (i, last_row - i)) for i in range(last_row + 1)])
     interval = float(mechanism.lower), float(mechanism.upper)
-    ends = outer_ends(*interval, gap * shifts / 2)
+    ends = outer_ends(*interval, gap * last_row / 2)
     return RowTable(weights, tuple(range(1 - codes, codes, 2)), bits, *ends, *interval)
 
 

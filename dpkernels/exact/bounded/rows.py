@@ -59,7 +59,7 @@ class RowTable(BoundedTable):
         return self.first, self.last
 
     @property
-    def shifts(self) -> int:
+    def last_row(self) -> int:
         return len(self.weights) - 1
 
     @cached_property
@@ -80,8 +80,8 @@ class RowTable(BoundedTable):
     @cached_property
     def worst_variance(self) -> Fraction:
         variances = [self.row_variance(s) for s in range(self.rows)]
-        squared, largest = self.gap**2, Fraction(0)
-        begin, end = ((rational(x) - rational(self.first)) / self.gap for x in (self.lower, self.upper))
+        squared, largest = self.row_spacing**2, Fraction(0)
+        begin, end = ((rational(x) - rational(self.first)) / self.row_spacing for x in (self.lower, self.upper))
         for i in range(math.floor(begin), math.ceil(end)):
             A, B = variances[i : i + 2]
             f = min(Fraction(1), end - i, max(Fraction(0), begin - i, (1 + (B - A) / squared) / 2))
@@ -104,18 +104,18 @@ class RowTable(BoundedTable):
     def rows_apart(self, sensitivity: float | None) -> int:
         """Return the largest distance of neighbours in rows; all of them if any two inputs are neighbours."""
         if sensitivity is None:
-            return self.shifts
+            return self.last_row
         checks.sensitivity(sensitivity)
-        steps = 1 << fraction_bits(self.shifts)
+        steps = 1 << fraction_bits(self.last_row)
         # Far from 0 the gap between these floats is not that between their decimals.
-        gap = (Fraction(self.last) - Fraction(self.first)) / self.shifts
-        return min(self.shifts, math.ceil((rational(sensitivity) * steps / gap + 1) / steps))
+        gap = (Fraction(self.last) - Fraction(self.first)) / self.last_row
+        return min(self.last_row, math.ceil((rational(sensitivity) * steps / gap + 1) / steps))
 
     def extremes(
         self, row_distance: int
     ) -> tuple[UInt64[np.ndarray, "row_runs codes"], UInt64[np.ndarray, "row_runs codes"]]:
         """Return the largest and smallest weight of every code over ``row_distance`` + 1 adjacent rows, as uint64."""
-        return sliding_extremes(self.weights, min(row_distance, self.shifts) + 1)
+        return sliding_extremes(self.weights, min(row_distance, self.last_row) + 1)
 
     def kernel(self) -> Callable[[RealArray, RealArray], RealArray]:
         """Return the sampler, (random word of ``bits`` bits, row) -> place, both of one shape."""

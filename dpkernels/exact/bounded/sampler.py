@@ -23,7 +23,7 @@ class BoundedSampler(ExactSampler):
 
     @property
     def fraction_bits(self) -> int:
-        return fraction_bits(self.table.shifts)
+        return fraction_bits(self.table.last_row)
 
     @cached_property
     def words(self) -> tuple[Words, ...]:
@@ -35,11 +35,11 @@ class BoundedSampler(ExactSampler):
     def subnormal_safe_radius(self) -> float:
         """Return 2^-10 of a step of ``positions``."""
         first, last = self.table.ends
-        return math.ldexp((last - first) / self.table.shifts, -self.fraction_bits - 10)
+        return math.ldexp((last - first) / self.table.last_row, -self.fraction_bits - 10)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         noise, rounding = words
-        rows = nearest_rows(x, rounding, self.table.shifts, *self.table.ends)
+        rows = nearest_rows(x, rounding, self.table.last_row, *self.table.ends)
         return self.values(self.kernel(noise, rows), x.dtype)
 
     @abc.abstractmethod
@@ -48,23 +48,23 @@ class BoundedSampler(ExactSampler):
 
     @cached_property
     def report_kernel(self) -> Callable[..., Any]:
-        return report_kernel(self.table.middle, self.table.step)
+        return report_kernel(self.table.middle, self.table.report_step)
 
 
-def fraction_bits(shifts: int) -> int:
-    """Return bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
-    return 16 if shifts >= 256 else 30 - shifts.bit_length()
+def fraction_bits(last_row: int) -> int:
+    """Return the bits that round between rows 0..last_row: 16, or with fewer than 256 rows enough for 30 in all."""
+    return 16 if last_row >= 256 else 30 - last_row.bit_length()
 
 
 @proven("row_mixtures#proof")
-def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, last: Real) -> RealArray:
+def nearest_rows(x: RealArray, rounding: RealArray, last_row: int, first: Real, last: Real) -> RealArray:
     """Round every input at random to one of the two adjacent rows, so that its mean is kept.
 
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``, which are numbers, or one for every input. Guarantees
+    Rows 0..last_row are evenly spaced from ``first`` to ``last``, which are numbers, or one for every input. Guarantees
     for rows hold for inputs. Neighbours d steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart
     under one word; see docs/proofs/row_mixtures.md.
     """
-    bits, position = fraction_bits(shifts), positions(x, shifts, first, last)
+    bits, position = fraction_bits(last_row), positions(x, last_row, first, last)
     low_bits = rounding.astype(position.dtype)
     if 8 * rounding.dtype.itemsize > bits:
         low_bits = low_bits & ((1 << bits) - 1)
@@ -72,14 +72,14 @@ def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: Real, la
 
 
 @proven("row_mixtures#proof")
-def positions(x: RealArray, shifts: int, first: Real, last: Real) -> RealArray:
-    """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
+def positions(x: RealArray, last_row: int, first: Real, last: Real) -> RealArray:
+    """Return the nearest of last_row 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
 
     Roundings, of at most 2^40 steps, and inputs of at most ``subnormal_safe_radius`` that a processor reads as 0, move
     o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum would round
     otherwise than one that does not, and reports must be the same bits on both.
     """
-    steps = shifts << fraction_bits(shifts)
+    steps = last_row << fraction_bits(last_row)
     xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
     doubled = (x.astype(np.float64, copy=False) - first) * (2 * steps / (last - first))
     return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1

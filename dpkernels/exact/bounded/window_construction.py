@@ -69,11 +69,11 @@ def windowed_table(
             continue
         for table in (_flat_tables if divides else _cell_tables)(mechanism, relative, table_bits, limit):
             height = float(table.window.max() / table.base.max()) / mechanism.relative_height
-            if codes is None and (table.shifts < _MIN_ROWS or height < 1 - _HEIGHT_TOLERANCE):
+            if codes is None and (table.last_row < _MIN_ROWS or height < 1 - _HEIGHT_TOLERANCE):
                 continue
             deviation = _deviation(mechanism, table)
             if half_width is not None:
-                deviation = max(deviation, abs(len(table.window) / table.shifts / 2 / half_width - 1))
+                deviation = max(deviation, abs(len(table.window) / table.last_row / 2 / half_width - 1))
             if deviation < best_deviation:
                 best, best_deviation = replace(table, lower=lower, upper=upper), deviation
             if best is not None and not divides and best_deviation <= _ACCEPTED_DEVIATION:
@@ -100,7 +100,7 @@ def _deviation(mechanism: Windowed, table: WindowTable) -> float:
     base, window = table.base.astype(float) / total, table.window.astype(float) / total
     mass = window.sum()
     second = base @ (np.arange(n) - (n - 1) / 2) ** 2 + window @ (np.arange(w) - (w - 1) / 2) ** 2
-    central = (second / mass**2 + 1 / (4 * mass)) * (span / table.shifts) ** 2
+    central = (second / mass**2 + 1 / (4 * mass)) * (span / table.last_row) ** 2
     worst = central + (1 / mass - 1) * span**2 / 4
     return float(max(central / mechanism.central_variance - 1, abs(worst / mechanism.worst_variance - 1)))
 

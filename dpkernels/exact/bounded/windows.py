@@ -55,7 +55,7 @@ class WindowTable(BoundedTable):
             object.__setattr__(self, name, frozen_weights(getattr(self, name)))
 
     @property
-    def shifts(self) -> int:
+    def last_row(self) -> int:
         return len(self.base) - len(self.window)
 
     @property
@@ -78,7 +78,7 @@ class WindowTable(BoundedTable):
     @property
     def decisive_rows(self) -> tuple[int, int]:
         """Return the first and the last row, since means and inputs are both affine in the row."""
-        return 0, self.shifts
+        return 0, self.last_row
 
     @property
     def slope(self) -> Fraction:
@@ -97,7 +97,7 @@ class WindowTable(BoundedTable):
 
     def row_moments(self, s: int) -> tuple[int, int]:
         (base1, base2), (window1, window2) = self._moments
-        offset = 2 * s - self.shifts  # Of the window's middle, doubled.
+        offset = 2 * s - self.last_row  # Of the window's middle, doubled.
         second = base2 + window2 + 2 * offset * window1 + offset**2 * self.window_total
         return base1 + window1 + offset * self.window_total, second
 
@@ -116,12 +116,12 @@ class WindowTable(BoundedTable):
         between two rows adds f (1 - f) (k + c) gap^2. With two rows this rounding is itself a parabola, and there is
         no other term.
         """
-        half_span, k = self.shifts * self.gap / 2, self.slope**2
-        end = max(self.row_variance(0), self.row_variance(self.shifts))
-        if self.shifts == 1:
+        half_span, k = self.last_row * self.row_spacing / 2, self.slope**2
+        end = max(self.row_variance(0), self.row_variance(self.last_row))
+        if self.last_row == 1:
             return end + k * half_span**2, -k, Fraction(0)
         c = k * (Fraction(self.total, self.window_total) - 1)
-        return end - c * half_span**2, c, (k + c) * self.gap**2 / 4
+        return end - c * half_span**2, c, (k + c) * self.row_spacing**2 / 4
 
     @property
     def worst_variance(self) -> Fraction:
@@ -130,11 +130,11 @@ class WindowTable(BoundedTable):
     def largest(self, terms: tuple[Fraction, Fraction, Fraction]) -> Fraction:
         """Return the largest A + c (x - middle)^2 + rho over the inputs."""
         A, c, rho = terms
-        return A + max(Fraction(0), c * (self.shifts * self.gap / 2) ** 2) + rho
+        return A + max(Fraction(0), c * (self.last_row * self.row_spacing / 2) ** 2) + rho
 
     def extremes(self, row_distance: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the largest and smallest weight of every code over all rows, as Python integers."""
-        pad = np.zeros(self.shifts, np.uint64)
+        pad = np.zeros(self.last_row, np.uint64)
         # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
         high, low = sliding_extremes(np.concatenate([pad, self.window, pad]), self.rows)
         base = self.base.astype(object)
@@ -254,7 +254,7 @@ class ExactWindow(BoundedSampler):
     def entry_parameters(self, claims: Mapping[str, np.ndarray]) -> WindowInterval:
         """Return the intervals of entries, by the arithmetic of one interval."""
         lower, upper = claims["lower"], claims["upper"]
-        scale = self.table.slope * self.table.total / self.table.rise
+        scale = self.table.slope * self.table.total / self.table.offset_rise
         pairs, inverse = np.unique(np.stack([lower, upper], -1), axis=0, return_inverse=True)
         centres, lengths = zip(*(_centre_and_length(low, high) for low, high in pairs.tolist()), strict=True)
         constants = np.stack([centres, *split_products(lengths, scale)])
@@ -265,7 +265,7 @@ class ExactWindow(BoundedSampler):
 
     def least_safe_radius(self, claims: Mapping[str, np.ndarray]) -> float:
         narrowest = float((claims["upper"] - claims["lower"]).min())
-        return math.ldexp(narrowest / self.table.shifts, -self.fraction_bits - 10)
+        return math.ldexp(narrowest / self.table.last_row, -self.fraction_bits - 10)
 
     @classmethod
     def stacked(cls, samplers: Sequence[ExactWindow]) -> StackedSampler:
@@ -274,8 +274,8 @@ class ExactWindow(BoundedSampler):
         if len(tables) == 1:
             return StackedSampler(samplers[0]._interval_reports, (), interval=_interval)
         kernel_parameters, codes = _stacked_kernel(tables)
-        bits = np.array([fraction_bits(table.shifts) for table in tables])
-        steps = np.array([table.shifts for table in tables]) << bits
+        bits = np.array([fraction_bits(table.last_row) for table in tables])
+        steps = np.array([table.last_row for table in tables]) << bits
         last_code = np.array([table.codes - 1 for table in tables], np.int32)
         is_masked = (samplers[0].words[1].bits > bits).any()
 
@@ -295,7 +295,7 @@ class ExactWindow(BoundedSampler):
 
     def _interval_reports(self, x: RealArray, words: Sequence[RealArray], entry: PyTree, _: object) -> RealArray:
         (noise, rounding), interval = words, WindowInterval(*entry)
-        rows = nearest_rows(x, rounding, self.table.shifts, interval.lower, interval.upper)
+        rows = nearest_rows(x, rounding, self.table.last_row, interval.lower, interval.upper)
         return interval.reports(2 * self.kernel(noise, rows) - (self.table.codes - 1), x.dtype)
 
     @property

@@ -30,7 +30,14 @@ from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact import arithmetic
 from dpkernels.exact.certificate import Certificate, CertificateError, check_totals, exp_lower_bound
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, MAX_DEVIATIONS, cell_masses, ndtr_bounds
-from dpkernels.exact.noise.grid import FINEST, GRID_LOG2_RANGE, WIDEST, NoiseGrid, grid, grids
+from dpkernels.exact.noise.grid import (
+    GRID_LOG2_RANGE,
+    MAX_BIN_LOG2,
+    MAX_CELLS_LOG2,
+    NoiseGrid,
+    covering_grid,
+    covering_grids,
+)
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick, mixed_hockey_stick, rounding_probability
 from dpkernels.exact.noise.tail import check_pure
 from dpkernels.mechanisms.additive import NORMS
@@ -128,7 +135,8 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         """Return log2 of the bins into which ``grid`` cuts the sensitivity; None for another grid, as of a lattice."""
         table_grid, D = (self.table.grid_log2, self.table.points_per_bin), Fraction(self.sensitivity)
         try:
-            return next((p for p in range(-WIDEST, FINEST + 1) if grid(D, Fraction(2) ** p) == table_grid), None)
+            exponents = range(-MAX_BIN_LOG2, MAX_CELLS_LOG2 + 1)
+            return next((p for p in exponents if covering_grid(D, Fraction(2) ** p) == table_grid), None)
         except CertificateError:
             return None
 
@@ -140,7 +148,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         if self.bins_log2 is None:
             return refused | (self.sensitivity != D)
         refused |= ~((D > 0) & np.isfinite(D))
-        exponents, points, M = grids(np.where(refused, self.sensitivity, D), self.bins_log2)
+        exponents, points, M = covering_grids(np.where(refused, self.sensitivity, D), self.bins_log2)
         is_far = (exponents < GRID_LOG2_RANGE[0]) | (exponents > GRID_LOG2_RANGE[1]) | (M < 1) | (M >= 1 << 32)
         if self.shift < 1:
             shift, apart = int(self.shift * (1 << 32)), -((-points << 32) // M)
@@ -154,7 +162,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         if self.bins_log2 is None:
             table = self.table
             return NoiseGrid.of(np.full(len(D), table.grid_log2), np.full(len(D), table.points_per_bin))
-        exponents, _, M = grids(D, self.bins_log2)
+        exponents, _, M = covering_grids(D, self.bins_log2)
         return NoiseGrid.of(exponents, M)
 
     @property

@@ -30,7 +30,7 @@ from dpkernels.exact.noise.certificate import (
     certify_vector,
 )
 from dpkernels.exact.noise.gaussian_cells import FIXED_BITS, cell_masses
-from dpkernels.exact.noise.grid import FINEST, GRID_BITS, WIDEST, cells_apart, grid
+from dpkernels.exact.noise.grid import GRID_BITS, MAX_BIN_LOG2, MAX_CELLS_LOG2, cells_apart, covering_grid
 from dpkernels.exact.noise.remainder import Remainder
 from dpkernels.exact.noise.table import NoiseTable, rounding_probability
 from dpkernels.exact.noise.tail import Tail
@@ -46,13 +46,13 @@ _REACH = 12  # Standard deviations up to which a remainder has codes; beyond is 
 _SIZES = 1 << 16, 1 << 12
 # The number of codes that wide noise may take.
 _MAX_CODES = 1 << 20
-# log2 of the most points a sensitivity of the grid of a lattice: inputs are within 2^34 sensitivities, and 2^61 points
-# have room in integers.
+# log2 of the largest number of grid points in a sensitivity, for noise on a lattice: inputs are within 2^34
+# sensitivities, so that their positions are within 2^61 points, which 64-bit integers hold.
 _POINT_BITS = 27
 # The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
 _NODES, _WEIGHTS = gauss_legendre(16)
-_BLOCK = 1 << 12  # Of intervals that are integrated together.
+_BLOCK = 1 << 12  # The number of intervals that are integrated together.
 
 # The same for noise with a tail, whose power 1/(1 + stretch) is taken. Its last weights have about 30 bits.
 PURE_STRETCHES = tuple(2.0**-k for k in range(26, 6, -4))
@@ -74,17 +74,19 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
         raise CertificateError(f"delta: {delta:g} is below 2^-{BITS}, the least that a table's last code weighs")
 
     def certified(codes: int, stretch: float) -> NoiseCertificate:
-        build = noise_table if delta else endless_table
+        build = noise_table if delta else pure_table
         table = build(mechanism.noise, Fraction(D), BITS, codes, stretch)
         is_mixed = not isinstance(mechanism.noise, Lattice) and rounding_probability(table, Fraction(D)) < 1
         return certify_noise(table, D, epsilon, delta, is_mixed=is_mixed)
 
     if not delta:
-        return narrowest([partial(certified, _SIZES[0])], PURE_STRETCHES)
-    return narrowest([partial(certified, codes) for codes in _SIZES])
+        return narrowest_certified([partial(certified, _SIZES[0])], PURE_STRETCHES)
+    return narrowest_certified([partial(certified, codes) for codes in _SIZES])
 
 
-def narrowest(builders: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES) -> Certified:
+def narrowest_certified(
+    builders: Sequence[Callable[[float], Certified]], stretches: Sequence[float] = STRETCHES
+) -> Certified:
     """Return the certificate of the narrowest table with its claim, from the first kind that has one."""
     for certified in builders:
         with suppress(CertificateError):
@@ -114,35 +116,38 @@ def noise_table(
     if isinstance(noise, Lattice):
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
         return _table(weights / weights.sum(), -noise.reach, bits, *lattice_grid(noise.step, sensitivity))
-    noise, D = in_units(noise, float(sensitivity))
+    noise, D = in_sensitivities(noise, float(sensitivity))
     density = _distribution(noise)
     low, high = _ends(density, D, bits)
-    parts_log2 = min(FINEST, _parts_log2(codes, D, high - low))
+    parts_log2 = min(MAX_CELLS_LOG2, _parts_log2(codes, D, high - low))
     if high - low > _MAX_CODES * D:
-        parts_log2 = -min(WIDEST, math.ceil(math.log2((high - low) / D / _MAX_CODES)))
-    lattice = grid(sensitivity, Fraction(2) ** parts_log2)
-    resolution = cells_apart(sensitivity, *lattice) if parts_log2 >= 0 else 2.0**parts_log2
-    return density_table(density, D, resolution, *lattice, bits, stretch)
+        parts_log2 = -min(MAX_BIN_LOG2, math.ceil(math.log2((high - low) / D / _MAX_CODES)))
+    noise_grid = covering_grid(sensitivity, Fraction(2) ** parts_log2)
+    resolution = cells_apart(sensitivity, *noise_grid) if parts_log2 >= 0 else 2.0**parts_log2
+    return density_table(density, D, resolution, *noise_grid, bits, stretch)
 
 
 @proven("endless_noise#proof")
-def endless_table(
+def pure_table(
     noise: Noise, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0], stretch: float = PURE_STRETCHES[0]
 ) -> NoiseTable:
-    """Return a table with a tail for neighbours up to ``sensitivity`` apart, with the bins of ``noise_table``."""
+    """Return a table with a tail, so that delta is 0, for neighbours up to ``sensitivity`` apart.
+
+    Its bins are those of ``noise_table``.
+    """
     if isinstance(noise, Lattice):
-        return tailed_table(noise, 1, *lattice_grid(noise.step, sensitivity), bits, stretch)
-    noise, D = in_units(noise, float(sensitivity))
+        return pure_table_on_grid(noise, 1, *lattice_grid(noise.step, sensitivity), bits, stretch)
+    noise, D = in_sensitivities(noise, float(sensitivity))
     density = _distribution(noise)
     low, high = _ends(density, D, bits)
-    parts_log2 = min(FINEST, _parts_log2(codes, D, high - low))
+    parts_log2 = min(MAX_CELLS_LOG2, _parts_log2(codes, D, high - low))
     reach = 2 * float(density.isf(np.float64(_TAIL_MASS)))
     if reach > _MAX_CODES * D:
-        parts_log2 = -min(WIDEST, math.ceil(math.log2(reach / D / _MAX_CODES)))
-    lattice = grid(sensitivity, Fraction(2) ** parts_log2)
-    distance = cells_apart(sensitivity, *lattice)
+        parts_log2 = -min(MAX_BIN_LOG2, math.ceil(math.log2(reach / D / _MAX_CODES)))
+    noise_grid = covering_grid(sensitivity, Fraction(2) ** parts_log2)
+    distance = cells_apart(sensitivity, *noise_grid)
     bin_width = D / (distance if parts_log2 >= 0 else 2.0**parts_log2)
-    return tailed_table(noise, distance, *lattice, bits, stretch, bin_width)
+    return pure_table_on_grid(noise, distance, *noise_grid, bits, stretch, bin_width)
 
 
 @lru_cache(maxsize=4)
@@ -160,12 +165,12 @@ def fine_gaussian_table(sigma: int) -> NoiseTable:
     open_weight = (1 << BITS) - arithmetic.total(weights)
     cut = [(mass & ((1 << dropped_bits) - 1)) // (open_weight << (dropped_bits - BITS)) for mass in masses]
     cut[0] += (1 << BITS) - 2 * sum(cut) + cut[0]
-    further = np.array(cut, np.uint64)
-    remainder = Remainder(open_weight, np.concatenate([further[:0:-1], further]), -_REACH * sigma, BITS)
+    cut_weights = np.array(cut, np.uint64)
+    remainder = Remainder(open_weight, np.concatenate([cut_weights[:0:-1], cut_weights]), -_REACH * sigma, BITS)
     return NoiseTable(weights, -last, BITS, *lattice_grid(1.0, Fraction(sigma)), remainder=remainder)
 
 
-def tailed_table(
+def pure_table_on_grid(
     noise: Noise,
     distance: int,
     grid_log2: int,
@@ -174,7 +179,7 @@ def tailed_table(
     stretch: float,
     bin_width: float | None = None,
 ) -> NoiseTable:
-    """Return a table with a tail, of neighbours ``distance`` cells apart, for noise whose tail is geometric.
+    """Return a table with a tail on a grid, for neighbours ``distance`` cells apart and noise whose tail is geometric.
 
     The density to the power 1/(1 + ``stretch``) has ratios to this power, and steps at the same places. A block is a
     whole number of times the neighbours' distance. A lattice needs no bin width.
@@ -211,16 +216,16 @@ def tailed_table(
     last += int(np.argmax(falls >= falls.max() * (1 - 1e-9)))
     side = np.minimum.accumulate(masses[: last + 1])
     tail = np.minimum.accumulate(masses[last + 1 : last + 1 + block])
-    further_probability = math.exp(-decay * block / distance)
-    tail_mass = tail.sum() / (1 - further_probability)
+    continue_probability = math.exp(-decay * block / distance)
+    tail_mass = tail.sum() / (1 - continue_probability)
     all_masses = np.concatenate([[tail_mass], side[:0:-1], side, [tail_mass]])
     table = _table(all_masses / all_masses.sum(), -last - 1, bits, grid_log2, points_per_bin)
-    further = math.floor(Fraction(further_probability) * (1 << bits)) + 1
-    weights = _rounded_up(np.ldexp(tail / tail.sum(), bits + 40), (1 << bits) - further)
+    continue_weight = math.floor(Fraction(continue_probability) * (1 << bits)) + 1
+    weights = _rounded_up(np.ldexp(tail / tail.sum(), bits + 40), (1 << bits) - continue_weight)
     return replace(table, weights=table.weights[1:-1], first=-last, tail=Tail(int(table.weights[0]), weights, bits))
 
 
-def in_units(noise: Noise, sensitivity: float) -> tuple[Noise, float]:
+def in_sensitivities(noise: Noise, sensitivity: float) -> tuple[Noise, float]:
     """Return the noise in units of the sensitivity, and 1, so that tables depend on ratios alone.
 
     Noise that cannot be rescaled is left as it is, with its sensitivity.
@@ -364,17 +369,18 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
                 raise CertificateError(
                     f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
                 )
-            build = noise_table if delta else endless_table
+            build = noise_table if delta else pure_table
             return certify_vector(build(noise, Fraction(sensitivity), stretch=stretch), _claim(vector, 1.0))
         density = _distribution(noise)
         grid_log2, points_per_bin, resolution = _finest(density, vector, sensitivity)
         if not delta:
-            table = tailed_table(noise, 1, grid_log2, points_per_bin, BITS, stretch, sensitivity / float(resolution))
+            bin_width = sensitivity / float(resolution)
+            table = pure_table_on_grid(noise, 1, grid_log2, points_per_bin, BITS, stretch, bin_width)
             return certify_vector(table, _claim(vector, 1.0))
         table = density_table(density, sensitivity, float(resolution), grid_log2, points_per_bin, stretch=stretch)
         return certify_vector(table, _claim(vector, float(resolution) / sensitivity * (1 + stretch)))
 
-    return narrowest([certified], STRETCHES if delta else PURE_STRETCHES)
+    return narrowest_certified([certified], STRETCHES if delta else PURE_STRETCHES)
 
 
 def _claim(vector: AdditiveVector, cells_per_unit: float) -> VectorClaim:
@@ -391,7 +397,8 @@ def _finest(noise: Distribution, vector: AdditiveVector, sensitivity: float) -> 
     claim, (low, high) = _claim(vector, 1.0), _ends(noise, sensitivity)
     for codes in _VECTOR_SIZES:
         if vector.lattice is None:
-            grid_log2, points_per_bin = grid(Fraction(sensitivity), 1 << _parts_log2(codes, sensitivity, high - low))
+            cells = 1 << _parts_log2(codes, sensitivity, high - low)
+            grid_log2, points_per_bin = covering_grid(Fraction(sensitivity), cells)
         else:
             grid_log2, points_per_bin = lattice_grid(vector.lattice, Fraction(sensitivity))
         unit = Fraction(2) ** grid_log2

@@ -21,14 +21,16 @@ from dpkernels.exact.certificate import CertificateError
 from dpkernels.numerics import Real, RealArray, namespace, power_of_two
 from dpkernels.proven import proven
 
-# Of ``grid_log2``: subnormal inputs, which processors may read as 0, are within half of the finest grid of 0 in float64
-# (float32 inputs are checked when they come); with the largest, reports are finite.
+# The smallest and largest ``grid_log2``. Processors may read subnormal inputs as 0: with the smallest, those of float64
+# are within half a grid point of 0 (float32 inputs are checked when they come). With the largest, reports are finite.
 GRID_LOG2_RANGE = (-1021, 960)
-FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
-# Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
+# log2 of the largest number of cells in a sensitivity D: rounding inputs to so many adds at most D^2 2^-26 of variance.
+MAX_CELLS_LOG2 = 12
+# log2 of the smallest number of grid points in a sensitivity. So fine a grid hardly moves an input, and the position of
+# an input far from 0 still has less than 64 bits.
 GRID_BITS = 22
-# log2 of the most sensitivities of a bin, of wide noise: a bin has less than 2^32 grid points.
-WIDEST = 8
+# log2 of the largest number of sensitivities in a bin of wide noise: a bin has less than 2^32 grid points.
+MAX_BIN_LOG2 = 8
 
 
 def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
@@ -36,7 +38,7 @@ def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
     return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
 
 
-def grid(sensitivity: Fraction, bins: int | Fraction) -> tuple[int, int]:
+def covering_grid(sensitivity: Fraction, bins: int | Fraction) -> tuple[int, int]:
     """Return (grid_log2, M) with ``bins`` bins of M grid points that just cover D, which has 2^22 to 2^23 points."""
     grid_log2 = math.frexp(float(sensitivity))[1] - 1 - GRID_BITS
     if not GRID_LOG2_RANGE[0] <= grid_log2 <= GRID_LOG2_RANGE[1]:
@@ -46,8 +48,8 @@ def grid(sensitivity: Fraction, bins: int | Fraction) -> tuple[int, int]:
     return grid_log2, math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), bins))
 
 
-def grids(sensitivities: np.ndarray, bins_log2: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for every sensitivity D, (grid_log2, ceil(D/g), M) of ``grid`` with 2^bins_log2 bins; exact."""
+def covering_grids(sensitivities: np.ndarray, bins_log2: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return, for every sensitivity D, (grid_log2, ceil(D/g), M) of ``covering_grid`` with 2^bins_log2 bins; exact."""
     exponents = np.frexp(sensitivities)[1].astype(np.int64) - 1 - GRID_BITS
     points = np.ceil(np.ldexp(sensitivities, -exponents)).astype(np.int64)  # At most 2^23: exact in floats.
     M = -(-points >> bins_log2) if bins_log2 >= 0 else points << -bins_log2

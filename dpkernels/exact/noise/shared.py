@@ -25,8 +25,8 @@ from dpkernels.decimals import float_at_least, shortest
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.noise.certificate import NOISE_LIMITS, AdditiveCertificate, check_lattice
-from dpkernels.exact.noise.construction import BITS, PURE_STRETCHES, narrowest, tailed_table
-from dpkernels.exact.noise.grid import GRID_LOG2_RANGE, NoiseGrid, grids
+from dpkernels.exact.noise.construction import BITS, PURE_STRETCHES, narrowest_certified, pure_table_on_grid
+from dpkernels.exact.noise.grid import GRID_LOG2_RANGE, NoiseGrid, covering_grids
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.noise.tail import check_pure
@@ -100,7 +100,7 @@ def shared_grids(epsilon: np.ndarray, sensitivity: np.ndarray, rate: float) -> t
 
     The quotient is exact, since the rate is a power of two.
     """
-    exponents, points, _ = grids(sensitivity, 0)
+    exponents, points, _ = covering_grids(sensitivity, 0)
     cells = np.maximum(np.floor(epsilon / rate), 1.0).astype(np.int64)
     return exponents, points, -(-points // cells)
 
@@ -125,9 +125,9 @@ def _certificate(rate_log2: int) -> SharedNoiseCertificate:
 
     def certified(stretch: float) -> SharedNoiseCertificate:
         noise = Laplace(1 / rate)
-        return certify_shared(tailed_table(noise, 1, -_CELLS_LOG2, 1 << _CELLS_LOG2, BITS, stretch, 1.0), rate)
+        return certify_shared(pure_table_on_grid(noise, 1, -_CELLS_LOG2, 1 << _CELLS_LOG2, BITS, stretch, 1.0), rate)
 
-    return narrowest([certified], PURE_STRETCHES)
+    return narrowest_certified([certified], PURE_STRETCHES)
 
 
 def shared_tables(flat: Mechanism) -> tuple[tuple[ExactNoise, ...], np.ndarray, dict[str, np.ndarray]] | None:

@@ -85,7 +85,7 @@ class NoiseTable:
         block, blocks, scale = self.tail.block / 2.0**self.bits, list[np.ndarray](), float(self.tail.rest)
         while scale * block[0] >= 1:
             blocks.append(np.floor(scale * block).astype(np.uint64))
-            scale *= float(self.tail.further_probability)
+            scale *= float(self.tail.continue_probability)
         side = np.concatenate([*blocks, np.zeros(1, np.uint64)])
         side = side[: np.count_nonzero(side) + 1]
         side[-1] = self.tail.rest - arithmetic.total(side)

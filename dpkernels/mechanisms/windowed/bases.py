@@ -63,7 +63,7 @@ class Shape(Batchable, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def spread(self) -> Real:
+    def variance(self) -> Real:
         """Return the variance of the shape normalised to mass 1, about its middle."""
 
     @property
@@ -89,7 +89,7 @@ class Shape(Batchable, abc.ABC):
 
 
 class Base(Shape):
-    """An even shape on [-1, 1]; its spread is Zhang's vB, its area half the integral."""
+    """An even shape on [-1, 1]; its variance is Zhang's vB, its area half the integral."""
 
     ends = -1.0, 1.0
 
@@ -98,7 +98,7 @@ class Base(Shape):
     def lowest(self) -> Real:
         """Return the infimum of the density over [-1, 1]."""
 
-    def inward(self, d: Real) -> Real:
+    def density_near_end(self, d: Real) -> Real:
         """Return the height at a distance d in [0, 2] from an end of [-1, 1], without the cancellation of 1 - d."""
         return self.density(1 - d)
 
@@ -114,7 +114,7 @@ class Constant(Base):
     name = "constant"
     falls = is_flat = is_linear = is_smooth = True
     area = lowest = 1.0
-    spread = 1 / 3
+    variance = 1 / 3
     steepness = 0.0
     kinks = np.zeros(0)
 
@@ -152,7 +152,7 @@ class Quartic(Base):
         return (self.edge + 4) / 5
 
     @property
-    def spread(self) -> Real:
+    def variance(self) -> Real:
         return (self.edge / 7 + 4 / 21) / self.area
 
     @property
@@ -163,7 +163,7 @@ class Quartic(Base):
         xp = namespace(v, self.edge)
         return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
-    def inward(self, d: Real) -> RealArray:
+    def density_near_end(self, d: Real) -> RealArray:
         """Return r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
         d = namespace(d, self.edge).clip(d, 0.0, 2.0)
         return self.edge + (1 - self.edge) * d * (2 - d) * (1 + (1 - d) ** 2)

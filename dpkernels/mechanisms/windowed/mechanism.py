@@ -147,12 +147,12 @@ class Windowed(Parabolic):
         return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
 
     def _invert_half(
-        self, is_below: Boolean, u: RealArray, mass: RealArray, half_mass: RealArray, start: int
+        self, is_below: Boolean, u: RealArray, mass: RealArray, half_mass: RealArray, start: RealArray
     ) -> tuple[Real, Real]:
-        """Return (d, z): where ``is_below`` the window, the distance d with the mass u below it, else its position z.
+        """Return (d, z), of which the caller reads d where the report is below the window, and else z.
 
-        ``mass``, of window and base, is from the window's start, at the distance ``start``, to z; ``half_mass`` is to
-        z = 1/2.
+        At the distance d from the end of [-1, 1] the mass of the base is u. From the window's start, which is at the
+        distance ``start``, to the position z in the window the mass of both is ``mass``, and to z = 1/2 ``half_mass``.
         """
         xp, m, window, base = namespace(u, self.width), self.width, self.window, self.base
         S1, S2 = self.window_mass, self.base_mass
@@ -163,30 +163,31 @@ class Windowed(Parabolic):
         if not (window.is_smooth and base.is_smooth):
 
             def cdf(z: Real) -> Real:
-                return S1 * window.inward_mass(z) + S2 * base.mass_between(start, m * z)
+                return S1 * window.mass_near_end(z) + S2 * base.mass_between(start, m * z)
 
             return d, solve.invert_increasing(cdf, mass, 0.0, 0.5)
         # The root of a density that is linear in z, which those of linear windows on a flat base are.
-        edge = m * (self.height * window.inward(0 * u) + self.level * base.inward(start)) * (0.5 / half_mass)
+        density_at_start = self.height * window.density_near_end(0 * u) + self.level * base.density_near_end(start)
+        edge = m * density_at_start * (0.5 / half_mass)
         z = fraction * (1 / (edge + root_or_zero(edge**2 + 4 * (1 - edge) * fraction)))
         is_exact = window.is_linear and base.is_flat
-        # One search for both: below the window, its mass is left out, and the unit of positions is that of d.
+        # One search for d or z: below the window, its mass is left out, and the unit of positions is that of d.
         mass, z = xp.where(is_below, u, mass), xp.where(is_below, d, z)
         start, unit = xp.where(is_below, 0.0, start), xp.where(is_below, 1.0, m)
         S1, k = (xp.where(is_below, 0.0, weight) for weight in (S1, self.height))
         z = solve.invert_smooth(
-            lambda z: S1 * window.inward_mass(z) + S2 * base.mass_between(start, unit * z),
+            lambda z: S1 * window.mass_near_end(z) + S2 * base.mass_between(start, unit * z),
             mass,
             z,
-            lambda z: unit * (k * window.inward(z) + self.level * base.inward(start + unit * z)),
+            lambda z: unit * (k * window.density_near_end(z) + self.level * base.density_near_end(start + unit * z)),
             steps=None if is_exact else _NEWTON_STEPS,
         )
-        return z, z
+        return z, z  # The one that is read is right: every entry is either below the window or in it.
 
     def variance(self, x: Real) -> Real:
         """Return (S2 vB + S1 vA m^2 + c^2 S2/S1) / C^2."""
         S1, S2, c = self.window_mass, self.base_mass, self._scaled(x)
-        spread = S2 * self.base.spread + S1 * self.window.spread * self.width**2
+        spread = S2 * self.base.variance + S1 * self.window.variance * self.width**2
         return (spread + c**2 * S2 / S1) / self.scale**2
 
     def absolute_error(self, x: Real) -> Real:
@@ -200,7 +201,8 @@ class Windowed(Parabolic):
     def envelope(self, v: Real) -> tuple[np.ndarray, np.ndarray]:
         """Return the supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
         (nearest, farthest), base = distances(v, self.width), self.level * self.base.density(v)
-        return base + self.height * self.window.ceiling(nearest), base + self.height * self.window.floor(farthest)
+        highest, lowest = self.window.supremum_beyond(nearest), self.window.infimum_within(farthest)
+        return base + self.height * highest, base + self.height * lowest
 
 
 def distances(v: Real, width: Real) -> tuple[Real, Real]:
@@ -236,8 +238,8 @@ _SCANNED_EDGES = 9  # That are scanned, evenly in the logarithm.
 def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Real:
     """Return the largest ratio k / y of window to base height that is eps-DP; if none, NaN for JAX, or a ValueError.
 
-    ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
-    floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
+    ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (highest(v) - e^eps lowest(v)) for every v, where highest and
+    lowest are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
     """
     checks.one_of("condition", condition, CONDITIONS)
@@ -268,7 +270,7 @@ def _possible_height(window: Window, base: Base, width: Real, epsilon: Real, con
 
 
 def _max_excess(window: Window, base: Base, width: Any, epsilon: Real) -> Real:
-    """Return the maximum over v of (ceiling - e^eps floor) / g."""
+    """Return the maximum over v of (highest - e^eps lowest) / g, the window's extremes over valid inputs."""
     parameters = window, base, width, epsilon
     xp = namespace(*tree_leaves(parameters))
     if xp is np and (is_plateau := _is_on_plateau(window, base, width)).all():
@@ -287,7 +289,7 @@ _MAX_PLATEAU = 1.33
 
 
 def _is_on_plateau(window: Window, base: Base, width: object) -> np.ndarray:
-    """Return whether ``_max_excess`` is 1: some v has the ceiling 1 and the floor 0, on a flat base."""
+    """Return whether ``_max_excess`` is 1: at some v the window's extremes are 1 and 0, on a flat base."""
     is_falling = isinstance(window, FallingWindow) and base.is_flat and bool(window.density(np.float64(0.5)) == 1.0)
     return is_falling & (np.asarray(width) <= _MAX_PLATEAU)
 
@@ -303,7 +305,8 @@ def _excess_bound(window: Window, base: Base, width: RealArray, epsilon: Real) -
 def _excess(v: Real, parameters: tuple[Window, Base, Real, Real]) -> Any:
     window, base, width, epsilon = parameters
     nearest, farthest = distances(v, width)
-    return (window.ceiling(nearest) - namespace(v, epsilon).exp(epsilon) * window.floor(farthest)) / base.density(v)
+    highest, lowest = window.supremum_beyond(nearest), window.infimum_within(farthest)
+    return (highest - namespace(v, epsilon).exp(epsilon) * lowest) / base.density(v)
 
 
 def window_height(relative: Real, window: Window, base: Base, width: Real) -> Real:
@@ -315,7 +318,7 @@ def scaled_variance(window: Window, base: Base, width: Real, height: Real, objec
     """Return the central or worst-case variance in units of the squared width of the input interval."""
     S1 = window.area * height * width
     reach = S1 * (1 - width / 2)  # c_max
-    central = ((1 - S1) * base.spread + S1 * window.spread * squared(width)) / (4 * squared(reach))
+    central = ((1 - S1) * base.variance + S1 * window.variance * squared(width)) / (4 * squared(reach))
     return central if objective == "central" else central + (1 / S1 - 1) / 4
 
 

@@ -32,7 +32,7 @@ class _Tables(NamedTuple):
     area: Real
     masses: RealArray  # Of the normalised density, up to every knot.
     segments: RealArray  # Of every segment: number, heights at both ends, mass and integral of the cdf before it.
-    spread: Real  # Of the normalised density, its variance about 1/2.
+    variance: Real  # Of the normalised density, its variance about 1/2.
 
 
 def _tables(f: RealArray) -> _Tables:
@@ -46,8 +46,8 @@ def _tables(f: RealArray) -> _Tables:
     # Simpson's rule is exact for the cubic integrand of the variance.
     knots = np.linspace(0, 1, n + 1)
     knot_terms, midpoint_terms = (knots - 0.5) ** 2 * f, ((knots[:-1] + knots[1:]) / 2 - 0.5) ** 2 * midpoints
-    spread = float_if_scalar((knot_terms[:-1] + 4 * midpoint_terms + knot_terms[1:]).mean() / 6 / area)
-    return _Tables(f, area, masses, segments, spread)
+    variance = float_if_scalar((knot_terms[:-1] + 4 * midpoint_terms + knot_terms[1:]).mean() / 6 / area)
+    return _Tables(f, area, masses, segments, variance)
 
 
 @lru_cache(maxsize=64)
@@ -98,8 +98,8 @@ class _Tabulated:
         return self.shape.tables.area
 
     @property
-    def spread(self) -> Real:
-        return self._length**2 * self.shape.tables.spread
+    def variance(self) -> Real:
+        return self._length**2 * self.shape.tables.variance
 
     @property
     def _outward(self) -> Any:
@@ -165,12 +165,12 @@ class TabulatedWindow(_Tabulated, Window):
 
     shape: PiecewiseLinear
 
-    def ceiling(self, d: Real) -> Real:
+    def supremum_beyond(self, d: Real) -> Real:
         """Bound the suffix maximum at the knots from above by chords; between knots it is convex."""
         highest = np.maximum.accumulate if namespace(self._outward) is np else jax.lax.cummax
         return self._at_distance(d, highest(self._outward[::-1])[::-1])
 
-    def floor(self, d: Real) -> Real:
+    def infimum_within(self, d: Real) -> Real:
         """Bound the prefix minimum at the knots from below by chords; between knots it is concave."""
         lowest = np.minimum.accumulate if namespace(self._outward) is np else jax.lax.cummin
         return self._at_distance(d, lowest(self._outward))
@@ -190,7 +190,7 @@ class TabulatedBase(_Tabulated, Base):
     def lowest(self) -> Real:
         return float_if_scalar(self.shape.tables.heights.min())
 
-    def inward(self, d: Real) -> RealArray:
+    def density_near_end(self, d: Real) -> RealArray:
         return self._height(namespace(d).clip(d / 2, 0.0, 1.0))
 
 

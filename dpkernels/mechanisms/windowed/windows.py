@@ -12,25 +12,25 @@ from dpkernels.numerics import Real, RealArray, arcsine_cdf, namespace, root_or_
 
 
 class Window(Shape):
-    """A symmetric shape on [0, 1]; its area is Zhang's cA, its spread vA."""
+    """A symmetric shape on [0, 1]; its area is Zhang's cA, its variance vA."""
 
     ends = 0.0, 1.0
 
-    def inward(self, d: Real) -> Real:
+    def density_near_end(self, d: Real) -> Real:
         """Return the height at a distance d in [0, 1] from an end, accurate for small d."""
         return self.density(d)
 
-    def inward_mass(self, d: Real) -> Real:
+    def mass_near_end(self, d: Real) -> Real:
         """Return the normalised mass within a distance d in [0, 1/2] of an end, accurate for small d."""
         return self.cdf(d)
 
     @abc.abstractmethod
-    def ceiling(self, d: Real) -> Real:
-        """Return the supremum of the density at distances >= d from the middle."""
+    def supremum_beyond(self, d: Real) -> Real:
+        """Return the supremum of the density at distances of at least d from the middle."""
 
     @abc.abstractmethod
-    def floor(self, d: Real) -> Real:
-        """Return the infimum of the density at distances <= d from the middle."""
+    def infimum_within(self, d: Real) -> Real:
+        """Return the infimum of the density at distances of at most d from the middle."""
 
 
 class FallingWindow(Window):
@@ -40,10 +40,10 @@ class FallingWindow(Window):
 
     kinks = np.array([0.0, 0.5])
 
-    def ceiling(self, d: Real) -> Real:
+    def supremum_beyond(self, d: Real) -> Real:
         return self.density(0.5 + d)
 
-    floor = ceiling
+    infimum_within = supremum_beyond
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Uniform(FallingWindow):
     name = "uniform"
     is_flat = is_linear = is_smooth = True
     area = 1.0
-    spread = 1 / 12
+    variance = 1 / 12
     steepness = 0.0
 
     def density(self, z: Real) -> Real:
@@ -75,7 +75,7 @@ class Sine(FallingWindow):
 
     name = "sine"
     area = 2 / np.pi
-    spread = 1 / 4 - 2 / np.pi**2
+    variance = 1 / 4 - 2 / np.pi**2
     steepness = np.pi
     is_smooth = True
 
@@ -100,14 +100,14 @@ class Triangle(FallingWindow):
     name = "triangle"
     is_linear = is_smooth = True
     area = 0.5
-    spread = 1 / 24
+    variance = 1 / 24
     steepness = 0.0
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
         return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
 
-    def inward(self, d: Real) -> RealArray:
+    def density_near_end(self, d: Real) -> RealArray:
         xp = namespace(d)
         return xp.maximum(0.0, 2 * xp.minimum(d, 1 - d))
 
@@ -116,7 +116,7 @@ class Triangle(FallingWindow):
         z = xp.clip(z, 0.0, 1.0)
         return xp.where(z < 0.5, 2 * z**2, 1 - 2 * (1 - z) ** 2)
 
-    def inward_mass(self, d: Real) -> Real:
+    def mass_near_end(self, d: Real) -> Real:
         return 2 * d**2
 
     def cdf_integral(self, z: Real) -> Real:

@@ -242,7 +242,7 @@ def test_shapes_of_unknown_classes_are_not_taken_to_fall():
     assert Constant().falls
 
     class Rising(Window):
-        area, spread, kinks = 0.5, 0.1, np.array([0.0, 0.5])
-        density = cdf = cdf_integral = icdf = ceiling = floor = lambda self, z: z
+        area, variance, kinks = 0.5, 0.1, np.array([0.0, 0.5])
+        density = cdf = cdf_integral = icdf = supremum_beyond = infimum_within = lambda self, z: z
 
     assert not Rising().falls

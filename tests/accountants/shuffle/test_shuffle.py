@@ -296,7 +296,7 @@ def test_the_ends_are_worst_by_exhaustion(window, width):
     """All pairs of rows of a small table, at many eps and t; and the bound for overlapping windows is above them."""
     mechanism = dpk.composite(window=window, base="quartic", epsilon=1.5, lower=0.0, upper=1.0, width=width)
     table = dpk.exact_sampler(mechanism).table
-    rows = np.stack([table.row(s) for s in np.linspace(0, table.shifts, 25).round().astype(int)]) / float(table.total)
+    rows = np.stack([table.row(s) for s in np.linspace(0, table.last_row, 25).round().astype(int)]) / float(table.total)
     inputs = worst_inputs(dpk.exact_sampler(mechanism))
     (ends,) = inputs.pairs
     omega = ends.least / ends.least.sum()

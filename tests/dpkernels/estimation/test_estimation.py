@@ -85,12 +85,12 @@ def test_a_channel_is_of_probabilities_with_the_right_means_and_squares(name):
 
 def enumerated(table, low, high, points=64):
     """P(code | x uniform on [low, high]) from the rows themselves, as fractions, by the midpoint rule on every cell."""
-    inputs = np.array([float(table.row_input(i)) for i in range(table.shifts + 1)])
+    inputs = np.array([float(table.row_input(i)) for i in range(table.last_row + 1)])
     cuts = np.unique(np.concatenate([[low, high], inputs[(inputs > low) & (inputs < high)]]))
     total = np.zeros(table.codes)
     for a, b in itertools.pairwise(cuts):  # linear between rows: the middle is the mean
-        place = ((a + b) / 2 - inputs[0]) / (inputs[-1] - inputs[0]) * table.shifts
-        s = min(int(place), table.shifts - 1)
+        place = ((a + b) / 2 - inputs[0]) / (inputs[-1] - inputs[0]) * table.last_row
+        s = min(int(place), table.last_row - 1)
         rows = [[int(w) for w in table.row(r)] for r in (s, s + 1)]
         total += (b - a) * ((1 - place + s) * np.array(rows[0]) + (place - s) * np.array(rows[1]))
     return total / (high - low) / 2.0**table.bits
@@ -558,7 +558,7 @@ def test_intervals_are_of_the_spread_of_the_reports_and_of_the_noise(decimals):
 
 def bernstein_half_width(table, weights, n, confidence):
     """The t at which 2 exp(-n t^2/(2 V + 2 M t/3)) is 1 - confidence, V and M by all rows, and half-way between."""
-    rows = np.stack([table.row(s) for s in range(table.shifts + 1)]) / float(table.total)
+    rows = np.stack([table.row(s) for s in range(table.last_row + 1)]) / float(table.total)
     rows = np.concatenate([rows, (rows[1:] + rows[:-1]) / 2])
     means = rows @ weights
     V, M = (rows @ weights**2 - means**2).max(), np.abs(weights - means[:, None]).max()
@@ -574,7 +574,7 @@ def test_bernsteins_intervals_solve_their_equation(name, confidence):
     table = small_table(name, 1.0)
     channel = as_channel(WindowCertificate.of(table, 1.0))
     counts, n = Counts(channel), 40_000
-    of_all = np.mean([table.row(s) for s in range(table.shifts + 1)], axis=0) / float(table.total)
+    of_all = np.mean([table.row(s) for s in range(table.last_row + 1)], axis=0) / float(table.total)
     counts.numbers += np.random.default_rng(1).multinomial(n, of_all)
     e, y = dpk.estimate(counts), channel.values - channel.middle
     low, high = e.mean.bernstein(confidence)

@@ -111,7 +111,7 @@ def test_total_and_report_range(name, epsilon):
         assert part.lowest + part.highest == rational(part.table.lower) + rational(part.table.upper)
         assert part.lowest == part.table.value(0)
         assert stated["codes"] == part.table.codes
-        assert stated["rows"] == part.table.shifts + 1
+        assert stated["rows"] == part.table.last_row + 1
     assert certificate.lowest == min(part.lowest for part in parts(certificate))
 
 
@@ -121,10 +121,10 @@ def test_row_means_are_the_inputs(name, epsilon):
     """From the weights and values alone, for the outer rows and three between them."""
     for table in tables(exact(name, epsilon)):
         lower, upper = rational(table.lower), rational(table.upper)
-        for s in {0, 1, table.shifts // 3, table.shifts - 1, table.shifts}:
+        for s in {0, 1, table.last_row // 3, table.last_row - 1, table.last_row}:
             codes = sum(weight * j for j, weight in enumerate(table.row(s).tolist()))
-            mean = table.value(0) + table.step * Fraction(codes, 1 << table.bits)
-            assert mean == lower + (upper - lower) * s / table.shifts
+            mean = table.value(0) + table.report_step * Fraction(codes, 1 << table.bits)
+            assert mean == lower + (upper - lower) * s / table.last_row
 
 
 @every_small_case
@@ -132,11 +132,11 @@ def test_every_row_of_a_small_table_is_private_and_unbiased(name, epsilon):
     """The certificate of a small table against all pairs of rows, one by one."""
     table = small_table(name, epsilon)
     certificate = WindowCertificate.of(table, epsilon)
-    rows = [table.row(s).tolist() for s in range(table.shifts + 1)]
+    rows = [table.row(s).tolist() for s in range(table.last_row + 1)]
     assert certificate.ratio == max(Fraction(max(weights), min(weights)) for weights in zip(*rows, strict=True))
     inputs = [sum(weight * table.value(j) for j, weight in enumerate(row)) / Fraction(1 << table.bits) for row in rows]
     width = rational(table.upper) - rational(table.lower)
-    assert inputs == [rational(table.lower) + width * s / table.shifts for s in range(table.shifts + 1)]
+    assert inputs == [rational(table.lower) + width * s / table.last_row for s in range(table.last_row + 1)]
 
 
 def variance_between(table, s):
@@ -156,8 +156,8 @@ def loud_table():
 def test_the_worst_variance_is_a_bound(table, epsilon):
     """Of every input, on a row or between two; and no more than rounding above the largest."""
     certificate = WindowCertificate.of(table, epsilon)
-    on_rows = max(table.row_variance(s) for s in range(table.shifts + 1))
-    largest = max(on_rows, *(variance_between(table, s) for s in range(table.shifts)))
+    on_rows = max(table.row_variance(s) for s in range(table.last_row + 1))
+    largest = max(on_rows, *(variance_between(table, s) for s in range(table.last_row)))
     assert largest <= certificate.worst_variance
     assert certificate.worst_variance <= largest + table.variance_terms[2]
 

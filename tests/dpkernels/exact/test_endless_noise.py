@@ -19,7 +19,7 @@ from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.noise import construction
 from dpkernels.exact.noise import sampler as noise_sampler
 from dpkernels.exact.noise.certificate import certify_noise
-from dpkernels.exact.noise.construction import noise_certificate, tailed_table, vector_certificate
+from dpkernels.exact.noise.construction import noise_certificate, pure_table_on_grid, vector_certificate
 from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.tail import Tail, check_pure
 from dpkernels.exact.registry import Certificate
@@ -63,7 +63,7 @@ def unrolled(table, blocks):
     tail, first = table.tail, table.first
     found = {first + j: Fraction(w, table.total) for j, w in enumerate(table.outcomes)}
     for k in range(blocks):
-        scale = Fraction(tail.rest, table.total) * tail.further_probability**k / (1 << table.bits)
+        scale = Fraction(tail.rest, table.total) * tail.continue_probability**k / (1 << table.bits)
         for t, w in enumerate(tail.block.tolist()):
             for sign in (1, -1):
                 found[sign * (table.last + 1 + k * tail.codes + t)] = scale * w
@@ -111,7 +111,7 @@ def test_every_word_of_every_turn_counts():
         for program in programs:
             with jax.enable_x64(True):
                 codes = side * np.asarray(program(words)).astype(int) - n - 1
-            assert np.bincount(codes - blocks_before * tail.codes).tolist() == [*block, tail.further]
+            assert np.bincount(codes - blocks_before * tail.codes).tolist() == [*block, tail.continue_weight]
 
 
 def test_the_variance_is_that_of_all_blocks():
@@ -119,7 +119,7 @@ def test_the_variance_is_that_of_all_blocks():
     probabilities = unrolled(table, 25)
     assert (
         1 - sum(probabilities.values())
-        == Fraction(2 * table.tail.rest, table.total) * table.tail.further_probability**25
+        == Fraction(2 * table.tail.rest, table.total) * table.tail.continue_probability**25
     )
     second = sum(code**2 * p for code, p in probabilities.items())
     assert 0 < table.variance - second < Fraction(1, 10**20)
@@ -222,7 +222,7 @@ def test_ratios_are_recomputed(name):
     tail, half = table.tail, table.outcomes[-table.first :]
     unit, block = 1 << table.bits, tail.block.tolist()
     p = [w * unit**2 for w in half]
-    p += [tail.rest * w * unit for w in block] + [tail.rest * tail.further * w for w in block]
+    p += [tail.rest * w * unit for w in block] + [tail.rest * tail.continue_weight * w for w in block]
     ratio = max(Fraction(p[c], p[c + cells]) for c in range(len(p) - cells))
     assert ratio <= limit
     assert float(ratio / limit) > 1 - 1e-4
@@ -260,7 +260,7 @@ def test_a_loop_that_may_end_is_refused(name):
     table = noise_certificate(PURE[name]()).table
     tail = table.tail
     block = tail.block.copy()
-    block[0] += np.uint64(tail.further)
+    block[0] += np.uint64(tail.continue_weight)
     refused(with_tail(table, block=block), name, "a code is impossible")
     weights = table.weights.copy()
     weights[-table.first] += np.uint64(2 * tail.rest)
@@ -283,7 +283,7 @@ def test_one_weight_1_percent_low_is_refused(name, what):
     elif what == "block":
         block[1] -= block[1] // np.uint64(100)
     else:
-        block[0] += np.uint64(tail.further // 100)
+        block[0] += np.uint64(tail.continue_weight // 100)
     spare = (1 << 64) - sum(weights.tolist()) - 2 * rest
     if what != "block":
         weights[middle] += np.uint64(spare)
@@ -440,6 +440,6 @@ def test_the_pair_of_a_table_is_that_of_all_its_blocks():
 
 
 def test_tables_with_a_tail_are_built_for_short_words_too():
-    table = tailed_table(dpk.DiscreteLaplace(2.0), 1, 0, 1, 32, 2.0**-7)
+    table = pure_table_on_grid(dpk.DiscreteLaplace(2.0), 1, 0, 1, 32, 2.0**-7)
     assert table.total == 1 << 32
     check_pure(table.weights, table.first, table.tail, 1, exp_lower_bound(0.5))

@@ -42,7 +42,7 @@ def counts(sample, table, words, row):
 
 
 def some_rows(table):
-    return sorted({0, 1, table.shifts // 2, table.shifts - 1, table.shifts})
+    return sorted({0, 1, table.last_row // 2, table.last_row - 1, table.last_row})
 
 
 # All words at 16 bits.
@@ -66,7 +66,7 @@ def test_every_row_has_the_same_support(name, epsilon):
     """Over all words, every row reports every code: no report rules an input out."""
     table = small_table(name, epsilon)
     sample = sampler(table)
-    for row in range(table.shifts + 1):
+    for row in range(table.last_row + 1):
         assert counts(sample, table, WORDS16, row).min() > 0
 
 
@@ -113,7 +113,7 @@ def test_the_float_sampler_does_not():
 def test_a_slice_of_words_divides(name, epsilon, first):
     """2^24 words in a row against the division rule on the slice's ends: code j holds an interval of words."""
     table = exact(name, epsilon).table
-    a, kappa, n, row = int(table.base[0]), int(table.window[0]), table.codes, table.shifts // 3
+    a, kappa, n, row = int(table.base[0]), int(table.window[0]), table.codes, table.last_row // 3
     words = np.arange(first, first + SLICE, dtype=np.uint64).astype(np.uint32)
     expected = np.zeros(n, np.int64)
     for start, weight, many, to in ((0, a, n, 0), (n * a, kappa, len(table.window), row)):
@@ -134,7 +134,7 @@ def test_a_slice_of_words_looks_up(name, epsilon, first):
     outcomes = np.zeros(1 << columns.log_columns, np.int64)
     np.add.at(outcomes, np.arange(inside.start, inside.stop), columns.threshold[inside])
     np.add.at(outcomes, columns.alias[inside], capacity - columns.threshold[inside].astype(np.int64))
-    n, w, row = table.codes, len(table.window), table.shifts // 3
+    n, w, row = table.codes, len(table.window), table.last_row // 3
     expected = outcomes[:n].copy()
     expected[row : row + w] += outcomes[n : n + w]
     words = np.arange(first, first + SLICE, dtype=np.uint64).astype(np.uint32)
@@ -170,7 +170,7 @@ def test_words_at_the_boundaries(name, epsilon):
             edges = [c * capacity + at for c in some for at in (0, int(columns.threshold[c]))]
         words = {word for edge in edges for word in (edge - 1, edge, edge + 1) if 0 <= word < 1 << table.bits}
         words |= {0, (1 << table.bits) - 1, *RNG.integers(0, 1 << table.bits, 500, dtype).tolist()}
-        row = table.shifts // 3
+        row = table.last_row // 3
         with jax.enable_x64(True):
             codes = sampler(table)(np.array(sorted(words), dtype), np.int32(row))
         assert np.asarray(codes).tolist() == [code(word, row) for word in sorted(words)]
@@ -211,7 +211,7 @@ def stacked(columns):
 def test_every_32_bit_word_counts(name, share):
     """All 2^32 words through the compiled sampler for one input: exactly the certified weights."""
     table = exact(name, 1.0).table
-    row, sample, total = round(share * table.shifts), sampler(table), np.zeros(table.codes, np.int64)
+    row, sample, total = round(share * table.last_row), sampler(table), np.zeros(table.codes, np.int64)
     piece = np.arange(1 << 20, dtype=np.uint32)  # Stays in the cache.
     for first in range(0, 1 << 32, len(piece)):
         total += counts(sample, table, piece + np.uint32(first), row)
@@ -224,7 +224,7 @@ def test_every_32_bit_word_counts(name, share):
 def rounder(sampler):
     """The compiled rounding: (one input, words) -> rows."""
     rows = jax.jit(
-        lambda x, words: nearest_rows(jnp.full(words.shape, x), words, sampler.table.shifts, *sampler.table.ends)
+        lambda x, words: nearest_rows(jnp.full(words.shape, x), words, sampler.table.last_row, *sampler.table.ends)
     )
 
     def compute(x, words):
@@ -237,7 +237,7 @@ def rounder(sampler):
 def steps_of(sampler, x):
     """The input's place on the lattice of S 2^bits steps, as a Fraction."""
     lower, upper = rational(sampler.table.lower), rational(sampler.table.upper)
-    return (Fraction(float(x)) - lower) / (upper - lower) * (sampler.table.shifts << sampler.fraction_bits)
+    return (Fraction(float(x)) - lower) / (upper - lower) * (sampler.table.last_row << sampler.fraction_bits)
 
 
 def inputs(sampler, count):
@@ -268,7 +268,7 @@ def test_few_rows_are_rounded_with_more_bits(name):
     """Fewer than 256 rows: 30 bits in all. The words at which the row changes are where the place says."""
     form = ExactWindow(mechanism(name, 0.5), WindowCertificate.of(small_table(name, 0.5), 0.5))
     bits = form.fraction_bits
-    assert form.table.shifts << bits >= 1 << 29
+    assert form.table.last_row << bits >= 1 << 29
     compute = rounder(form)
     for x in inputs(form, 20):
         below, up = divmod(round(steps_of(form, x)), 1 << bits)
@@ -284,7 +284,7 @@ def test_the_ends_are_never_rounded(name):
     words = RNG.integers(0, 1 << sampler.words[1].bits, 1 << 16, f"uint{sampler.words[1].bits}")
     words[:2] = 0, np.iinfo(words.dtype).max
     assert set(rounder(sampler)(lower, words).tolist()) == {0}
-    assert set(rounder(sampler)(upper, words).tolist()) == {sampler.table.shifts}
+    assert set(rounder(sampler)(upper, words).tolist()) == {sampler.table.last_row}
 
 
 @pytest.mark.parametrize("name", ["piecewise", "duchi"])
@@ -295,7 +295,7 @@ def test_inputs_a_hair_outside_stay_in_the_table(name):
     words = np.array([0, np.iinfo(f"uint{sampler.words[1].bits}").max], f"uint{sampler.words[1].bits}")
     hair = 1e-6 * (upper - lower)
     assert set(rounder(sampler)(lower - hair, words).tolist()) == {0}
-    assert set(rounder(sampler)(upper + hair, words).tolist()) == {sampler.table.shifts}
+    assert set(rounder(sampler)(upper + hair, words).tolist()) == {sampler.table.last_row}
 
 
 # Choices that do not depend on the input.

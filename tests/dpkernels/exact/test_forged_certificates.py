@@ -323,12 +323,12 @@ def test_rows_are_compared_with_all_their_neighbours(apart):
     """The running extremes of a row table against every pair, one by one."""
     table = dpk.exact_sampler(dpk.optimal(epsilon=1.0, lower=-1.0, upper=1.0, points=9, outputs=15)).table
     high, low = table.extremes(apart)
-    rows, width = table.weights, min(apart, table.shifts) + 1
+    rows, width = table.weights, min(apart, table.last_row) + 1
     for i in range(len(high)):
         np.testing.assert_array_equal(high[i], rows[i : i + width].max(axis=0))
         np.testing.assert_array_equal(low[i], rows[i : i + width].min(axis=0))
     assert len(high) == table.rows - width + 1
-    assert RowCertificate.of(table, 1.0).cells == table.shifts
+    assert RowCertificate.of(table, 1.0).cells == table.last_row
 
 
 # The same at length, in a process of its own with limits that end it.

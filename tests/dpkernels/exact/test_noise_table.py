@@ -30,7 +30,7 @@ import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise import grid as noise_grid
 from dpkernels.exact.noise.construction import lattice_grid, noise_table
-from dpkernels.exact.noise.grid import NoiseGrid, cells_apart, float_positions, grid
+from dpkernels.exact.noise.grid import NoiseGrid, cells_apart, covering_grid, float_positions
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.noise.tail import Tail
 
@@ -366,7 +366,7 @@ def test_weights_are_the_laws_masses(name):
 @pytest.mark.parametrize("D", [*PLACED, 1e-30, 1e290, np.nextafter(1, 0), np.nextafter(1, 2)])
 @pytest.mark.parametrize("parts", [1, 2, 64, 4096])
 def test_a_grid_covers_the_sensitivity(D, parts):
-    grain, grains = grid(Fraction(D), parts)
+    grain, grains = covering_grid(Fraction(D), parts)
     cell = grains * Fraction(2) ** grain
     shift = cells_apart(Fraction(D), grain, grains)
     assert 1 << 22 <= Fraction(D) / Fraction(2) ** grain < 1 << 23

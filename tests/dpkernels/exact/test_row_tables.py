@@ -360,15 +360,15 @@ def test_neighbours_are_rounded_to_rows_within_the_certified_distance(m):
     """Under the same word, whatever it is: random inputs and the words next to where either of them turns."""
     sampler = dpk.exact_sampler(m)
     table, cells = sampler.table, sampler.certificate.cells
-    bits = fraction_bits(table.shifts)
+    bits = fraction_bits(table.last_row)
     random = np.random.default_rng(4)
     x = random.uniform(m.lower, max(m.lower, m.upper - m.sensitivity), 20_000)
     x[:200] = m.lower + (m.upper - m.lower) * np.arange(200) / 256
     other = np.minimum(x + m.sensitivity, m.upper)
     words = random.integers(0, 1 << bits, len(x)).astype(np.uint32)
     with jax.enable_x64(True):
-        rows = jax.jit(lambda at, word: nearest_rows(at, word, table.shifts, table.first, table.last))
-        position = (other - table.first) * ((table.shifts << bits) / (table.last - table.first))
+        rows = jax.jit(lambda at, word: nearest_rows(at, word, table.last_row, table.first, table.last))
+        position = (other - table.first) * ((table.last_row << bits) / (table.last - table.first))
         turning = (-np.floor(position + 0.5)).astype(np.int64)
         apart = []
         for word in (words, turning, turning - 1):
@@ -380,15 +380,15 @@ def test_neighbours_are_rounded_to_rows_within_the_certified_distance(m):
 def test_inputs_one_gap_apart_may_be_put_two_rows_apart():
     """Half-way between steps of their positions, where a rounding of floats decides: that is one step of 2^26 more."""
     table, gap = dpk.exact_sampler(dpk.optimal(epsilon=1.0, lower=0.0, upper=1.0, points=11, outputs=15)).table, 0.1
-    steps = 1 << fraction_bits(table.shifts)
-    x = (np.random.default_rng(0).integers(0, steps * (table.shifts - 1), 3000) + 0.5) / (table.shifts * steps)
+    steps = 1 << fraction_bits(table.last_row)
+    x = (np.random.default_rng(0).integers(0, steps * (table.last_row - 1), 3000) + 0.5) / (table.last_row * steps)
     x = np.nextafter(x, [[0.0], [1.0]]).ravel()
     other = x + gap
     near = [Fraction(b) - Fraction(a) <= Fraction(gap) for a, b in zip(x.tolist(), other.tolist(), strict=True)]
     x, other = x[near], other[near]
-    place = positions(x, table.shifts, table.first, table.last)
+    place = positions(x, table.last_row, table.first, table.last)
     word = (-place - 1 & steps - 1).astype(np.uint32)  # With one more the row of x turns.
-    rows = [nearest_rows(at, word, table.shifts, table.first, table.last) for at in (x, other)]
+    rows = [nearest_rows(at, word, table.last_row, table.first, table.last) for at in (x, other)]
     assert (rows[1] - rows[0]).max() == 2
     assert RowCertificate.of(table, 1.0, gap).cells == 2
 
@@ -397,13 +397,13 @@ def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():
     """The decimals of these ends are 0.075 further apart than the floats: by them neighbours were within 3 rows."""
     table = dpk.exact_sampler(ROWS["optimal-central-2"]).table
     first, last, D = 1e15 + 0.125, 1e15 + 1001.75, 300.5
-    assert rational(D) < 3 * (rational(last) - rational(first)) / table.shifts
+    assert rational(D) < 3 * (rational(last) - rational(first)) / table.last_row
     far = broken(table, first=first, last=last, lower=first, upper=last)
     x = np.full(1 << 16, first)
-    bits = fraction_bits(table.shifts)
+    bits = fraction_bits(table.last_row)
     with jax.enable_x64(True):
         word = jnp.asarray(((1 << bits) - 1 - np.arange(len(x))).astype(np.uint32))
-        near, other = (nearest_rows(jnp.asarray(at), word, table.shifts, first, last) for at in (x, x + D))
+        near, other = (nearest_rows(jnp.asarray(at), word, table.last_row, first, last) for at in (x, x + D))
     assert int((other - near).max()) == 4
     with pytest.raises(dpk.CertificateError, match="epsilon: a ratio is"):
         RowCertificate.of(far, 2.0, D)
@@ -414,12 +414,12 @@ def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():
 def test_rounding_is_exact_on_its_steps(m):
     """Over all words an input on a step goes to the next row as often as its share of the way says."""
     table = dpk.exact_sampler(m).table
-    bits = fraction_bits(table.shifts)
+    bits = fraction_bits(table.last_row)
     share = Fraction(3, 16)
-    x = np.full(1 << 16, float(rational(table.first) + table.gap * (2 + share)))
+    x = np.full(1 << 16, float(rational(table.first) + table.row_spacing * (2 + share)))
     words = (np.arange(1 << 16, dtype=np.uint64) << np.uint64(bits - 16)).astype(np.uint32)
     with jax.enable_x64(True):
-        rows = np.asarray(nearest_rows(jnp.asarray(x), jnp.asarray(words), table.shifts, table.first, table.last))
+        rows = np.asarray(nearest_rows(jnp.asarray(x), jnp.asarray(words), table.last_row, table.first, table.last))
     assert set(rows.tolist()) == {2, 3}
     assert Fraction(int((rows == 3).sum()), 1 << 16) == share
 

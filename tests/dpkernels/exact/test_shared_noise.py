@@ -18,7 +18,7 @@ from dpkernels.exact import batches
 from dpkernels.exact.batches import BatchCertificate
 from dpkernels.exact.certificate import Certificate, CertificateError, exp_lower_bound
 from dpkernels.exact.noise import shared
-from dpkernels.exact.noise.construction import tailed_table
+from dpkernels.exact.noise.construction import pure_table_on_grid
 from dpkernels.exact.noise.shared import certify_shared, shared_grids
 from dpkernels.release import batch_engine
 
@@ -39,7 +39,7 @@ def many(epsilon=EPSILON, lengths=LENGTHS):
 
 
 def small_table(rate):
-    return tailed_table(dpk.Laplace(1 / rate), 1, -11, 1 << 11, 64, 2.0**-20, 1.0)
+    return pure_table_on_grid(dpk.Laplace(1 / rate), 1, -11, 1 << 11, 64, 2.0**-20, 1.0)
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.125])
@@ -51,7 +51,7 @@ def test_any_number_of_cells_has_its_budget(rate):
     half = [Fraction(w, total) for w in table.outcomes[-table.first :]]
     for block in range(3):
         half += [
-            Fraction(tail.rest, total) * tail.further_probability**block * Fraction(w, total)
+            Fraction(tail.rest, total) * tail.continue_probability**block * Fraction(w, total)
             for w in tail.block.tolist()
         ]
     probabilities = half[:0:-1] + half

@@ -43,7 +43,7 @@ def mean_of(row, values):
 @pytest.mark.parametrize("table", TABLES)
 def test_rows_are_the_definition(table):
     rows = rows_of(table)
-    assert table.shifts == len(rows) - 1
+    assert table.last_row == len(rows) - 1
     assert [table.row(s).tolist() for s in range(len(rows))] == rows
     assert {sum(row) for row in rows} == {table.total} == {1 << table.bits}
 
@@ -51,7 +51,7 @@ def test_rows_are_the_definition(table):
 @pytest.mark.parametrize("table", TABLES)
 def test_codes_are_equal_steps_about_the_middle(table):
     values = [table.value(j) for j in range(table.codes)]
-    assert {b - a for a, b in pairwise(values)} == {table.step}
+    assert {b - a for a, b in pairwise(values)} == {table.report_step}
     assert values[0] + values[-1] == rational(table.lower) + rational(table.upper)
 
 
@@ -67,8 +67,8 @@ def test_row_means_and_variances_are_the_sums(table):
 @pytest.mark.parametrize("table", TABLES)
 def test_neighbouring_row_means_are_equal_steps(table):
     width = rational(table.upper) - rational(table.lower)
-    means = [table.row_mean(s) for s in range(table.shifts + 1)]
-    assert {b - a for a, b in pairwise(means)} == {width / table.shifts}
+    means = [table.row_mean(s) for s in range(table.last_row + 1)]
+    assert {b - a for a, b in pairwise(means)} == {width / table.last_row}
 
 
 @pytest.mark.parametrize(("name", "epsilon"), SMALL)
@@ -76,7 +76,7 @@ def test_variance_terms_bound_the_variance_of_every_input(name, epsilon):
     """An input a fraction f of the way between two rows reports the mixture of these."""
     table = small_table(name, epsilon)
     A, c, rho = table.variance_terms
-    for s in {0, table.shifts // 2, table.shifts - 1}:
+    for s in {0, table.last_row // 2, table.last_row - 1}:
         for f in (Fraction(0), Fraction(1, 3), Fraction(1, 2)):
             mean = (1 - f) * table.row_mean(s) + f * table.row_mean(s + 1)
             second = [table.row_variance(row) + table.row_mean(row) ** 2 for row in (s, s + 1)]

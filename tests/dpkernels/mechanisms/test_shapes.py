@@ -49,7 +49,7 @@ def test_peak_is_one_and_area_and_spread_are_integrals(shape, low, high):
     second = _integral(shape, low, high, lambda z: (z - middle) ** 2)
     assert shape.density(_grid(shape, low, high)).max() == pytest.approx(1, abs=1e-15)
     assert shape.area == pytest.approx(mass / (high - low), rel=1e-13)
-    assert shape.spread == pytest.approx(second / mass, rel=1e-13)
+    assert shape.variance == pytest.approx(second / mass, rel=1e-13)
 
 
 @over_shapes
@@ -109,19 +109,19 @@ def test_jax_agrees_with_numpy(shape, low, high, x64):
 
 
 @over_windows
-def test_ceiling_and_floor_bound_the_density(window):
+def test_supremum_and_infimum_bound_the_density(window):
     """They are the extremes at distances from the middle beyond, and up to, d."""
     d = np.union1d(np.linspace(0, 0.5, 401), abs(shape_knots(window) - 0.5))
     density = window.density(0.5 + d)
     suffix_maximum = np.maximum.accumulate(density[::-1])[::-1]
     up_to = np.minimum.accumulate(density)
-    assert np.all(window.ceiling(d) >= suffix_maximum - 1e-12)
-    assert np.all(window.floor(d) <= up_to + 1e-12)
+    assert np.all(window.supremum_beyond(d) >= suffix_maximum - 1e-12)
+    assert np.all(window.infimum_within(d) <= up_to + 1e-12)
     at_knots = np.isin(d, abs(shape_knots(window) - 0.5))
-    np.testing.assert_allclose(window.ceiling(d)[at_knots], suffix_maximum[at_knots], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(window.floor(d)[at_knots], up_to[at_knots], rtol=0, atol=1e-12)
-    assert window.ceiling(np.array([0.51, 2.0])) == pytest.approx(0, abs=0)
-    assert window.floor(np.array([0.51, 2.0])) == pytest.approx(0, abs=0)
+    np.testing.assert_allclose(window.supremum_beyond(d)[at_knots], suffix_maximum[at_knots], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(window.infimum_within(d)[at_knots], up_to[at_knots], rtol=0, atol=1e-12)
+    assert window.supremum_beyond(np.array([0.51, 2.0])) == pytest.approx(0, abs=0)
+    assert window.infimum_within(np.array([0.51, 2.0])) == pytest.approx(0, abs=0)
 
 
 @pytest.mark.parametrize("base", [pytest.param(base, id=name) for name, base in BASES.items()])
@@ -134,7 +134,7 @@ def test_lowest_is_the_infimum(base):
 )
 def test_tables_of_named_windows_are_these(table, named):
     z = np.linspace(0, 1, 41)
-    assert (table.area, table.spread) == pytest.approx((named.area, named.spread), rel=1e-14)
+    assert (table.area, table.variance) == pytest.approx((named.area, named.variance), rel=1e-14)
     for method in ("density", "cdf", "cdf_integral", "icdf"):
         np.testing.assert_allclose(getattr(table, method)(z), getattr(named, method)(z), rtol=0, atol=1e-14)
 

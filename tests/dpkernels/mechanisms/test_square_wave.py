@@ -167,7 +167,7 @@ def test_every_word_of_every_row_counts(epsilon: float, half_width: float | None
     mechanism, table = small(epsilon, half_width)
     certificate = SquareWaveCertificate.of(table, epsilon)
     codes, words = table.kernel(), np.arange(1 << 16, dtype=np.uint16)
-    rows = np.arange(table.shifts + 1)
+    rows = np.arange(table.last_row + 1)
     counts = np.array([np.bincount(codes(words, np.int32(row)), minlength=table.codes) for row in rows])
     high, low = counts.max(0), counts.min(0)
     ratio = max(Fraction(int(a), int(b)) for a, b in zip(high, low, strict=True))
@@ -176,7 +176,7 @@ def test_every_word_of_every_row_counts(epsilon: float, half_width: float | None
     lower, middle = Fraction(int(mechanism.lower)), table.middle
     for row in rows[:: max(1, len(rows) // 7)]:
         mean = sum(int(n) * value for n, value in zip(counts[row], values, strict=True)) / (1 << 16)
-        x = lower + Fraction(int(row), table.shifts) * (Fraction(int(mechanism.upper)) - lower)
+        x = lower + Fraction(int(row), table.last_row) * (Fraction(int(mechanism.upper)) - lower)
         assert mean == middle + certificate.slope * (x - middle) == table.row_mean(int(row))
     assert values[0] == lower - (values[1] - values[0]) * Fraction(len(table.window) - 1, 2)
 
@@ -186,7 +186,7 @@ def test_the_variance_bound_holds_between_rows_too(epsilon: float, half_width: f
     _, table = small(epsilon, half_width)
     values = np.array([float(table.value(code)) for code in range(table.codes)])
     worst = 0.0
-    for row in range(table.shifts):
+    for row in range(table.last_row):
         for f in (0.0, 0.5, 1.0):
             p = ((1 - f) * table.row(row) + f * table.row(row + 1)) / float(1 << 16)
             worst = max(worst, float(p @ values**2 - (p @ values) ** 2))
@@ -201,7 +201,7 @@ def test_tables_are_faithful(epsilon: float) -> None:
     assert abs(sampler.variance_cost) < 1e-3
     assert float(sampler.certificate.slope) == pytest.approx(mechanism.window_mass, rel=2e-3)
     ends = sampler.certificate.lowest, sampler.certificate.highest
-    step = float(sampler.table.step)
+    step = float(sampler.table.report_step)
     np.testing.assert_allclose(
         [float(e) for e in ends], mechanism.output_interval, atol=0.02 * (20 * mechanism.half_width) + step
     )
@@ -218,8 +218,8 @@ def test_reports_are_of_the_table() -> None:
     sampler = dpk.exact_sampler(mechanism)
     x = np.full(400_000, mechanism.lower + 0.3 * (mechanism.upper - mechanism.lower))
     reports = dpk.perturb(x, sampler, key=dpk.key_from_bytes(bytes(range(32))))
-    codes = np.rint((reports - float(sampler.certificate.lowest)) / float(sampler.table.step)).astype(int)
-    position = 0.3 * sampler.table.shifts
+    codes = np.rint((reports - float(sampler.certificate.lowest)) / float(sampler.table.report_step)).astype(int)
+    position = 0.3 * sampler.table.last_row
     row, f = int(position), position - int(position)
     p = ((1 - f) * sampler.table.row(row) + f * sampler.table.row(row + 1)) / float(sampler.table.total)
     assert stats.chisquare(np.bincount(codes, minlength=len(p)), 400_000 * p).pvalue > 1e-6

@@ -24,7 +24,7 @@ from dpkernels.exact.bounded.sampler import split_products
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.noise import construction
 from dpkernels.exact.noise.certificate import certify_noise
-from dpkernels.exact.noise.grid import grid, grids
+from dpkernels.exact.noise.grid import covering_grid, covering_grids
 from dpkernels.random.keys import key_from_bytes
 from dpkernels.release import batch_engine
 from dpkernels.release.batch_engine import BatchRelease
@@ -330,9 +330,9 @@ def test_a_sensitivity_of_another_entry_is_refused_where_it_is_too_large():
     certificate = dpk.exact_sampler(batch_and_values("laplace, own units")[0]).certificate
     (table,) = certificate.tables
     D = certificate.claims["sensitivity"]
-    exponents, points, M = grids(D, table.bins_log2)
+    exponents, points, M = covering_grids(D, table.bins_log2)
     for i, (d, exponent, count, bins) in enumerate(zip(*(a.tolist() for a in (D, exponents, points, M)), strict=True)):
-        grid_log2, points_per_bin = grid(Fraction(d), Fraction(2) ** table.bins_log2)
+        grid_log2, points_per_bin = covering_grid(Fraction(d), Fraction(2) ** table.bins_log2)
         assert (grid_log2, points_per_bin) == (exponent, bins)
         assert count == -(Fraction(-d) / Fraction(2) ** exponent).__floor__()
         moved = replace(table.table, grid_log2=grid_log2, points_per_bin=points_per_bin)
@@ -508,10 +508,10 @@ def test_outcomes_have_the_frequencies_of_their_tables(local):
     for i in range(50):
         table = dpk.exact_sampler(batch[i]).certificate.table
         if local:
-            share = (x[i] - table.lower) / float(table.gap)
+            share = (x[i] - table.lower) / float(table.row_spacing)
             row = int(share)
             weights = (row + 1 - share) * table.row(row) + (share - row) * table.row(row + 1)
-            codes = np.round((reports[:, i] - float(table.middle)) / float(table.step) + (table.codes - 1) / 2)
+            codes = np.round((reports[:, i] - float(table.middle)) / float(table.report_step) + (table.codes - 1) / 2)
         else:
             table = table.finite
             weights, codes = table.weights.astype(float), np.round(reports[:, i] / float(table.bin_width)) - table.first

@@ -65,10 +65,10 @@ def inputs(dtype, D):
 
 def worst_ratio(sampler, x, y):
     """The largest ratio of any report's probability between inputs x[i] and y[i], rounding included, exactly."""
-    table, bits = sampler.table, fraction_bits(sampler.table.shifts)
+    table, bits = sampler.table, fraction_bits(sampler.table.last_row)
     weights = np.concatenate([table.weights, table.weights[-1:]]).astype(object)
     with jax.enable_x64(True):
-        place = jax.jit(lambda values: positions(values, table.shifts, table.first, table.last))
+        place = jax.jit(lambda values: positions(values, table.last_row, table.first, table.last))
         px, py = (np.asarray(place(values)).astype(int) for values in (x, y))
 
     def law(position):

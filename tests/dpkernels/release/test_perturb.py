@@ -51,7 +51,7 @@ def test_reports_are_codes_of_the_table(name):
     reports = perturb(inputs(sampler.mechanism, 20_000), sampler)
     codes = np.concatenate([[float(table.value(j)) for j in range(table.codes)] for table in tables(sampler)])
     codes.sort()
-    step = min(float(table.step) for table in tables(sampler))
+    step = min(float(table.report_step) for table in tables(sampler))
     at = np.clip(np.searchsorted(codes, reports), 1, len(codes) - 1)
     off = np.minimum(abs(codes[at] - reports), abs(codes[at - 1] - reports))
     assert off.max() <= 1e-9 * step + 4 * np.spacing(abs(reports).max())
@@ -68,7 +68,7 @@ def test_reports_are_made_of_the_keys_words_by_position(name):
     noise, rounding = (np.empty(500, f"<u{need.bits // 8}") for need in sampler.words)
     for need, words in zip(sampler.words, (noise, rounding), strict=True):
         host.fill(words, SECRET, need.stream, 0)
-    steps = (x - table.lower) / (table.upper - table.lower) * (table.shifts << bits)
+    steps = (x - table.lower) / (table.upper - table.lower) * (table.last_row << bits)
     code = slow_sampler(table)
     for report, at, word, extra in zip(
         perturb(x, sampler).tolist(), steps.tolist(), noise.tolist(), rounding.tolist(), strict=True
