@@ -46,6 +46,7 @@ import math
 import sys
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ from dpkernels.training.clipping import (
     clipped_sums,
     example_size,
     explicitly_sharded,
+    repeated_axes,
     type_and_shape,
 )
 from dpkernels.training.correlated import ToeplitzStrategy
@@ -175,32 +177,48 @@ def private_aggregate(
         raise ValueError("steps: is missing; the sensitivity of a strategy is for a number of steps")
     base, owner = _base_key(key, run)
     optimiser = optax.with_extra_args_support(inner or optax.identity())
+    aggregator = _Aggregator(
+        clip, multiplier, base, owner, expected_batch_size, optimiser, micro_batches, axis_name, steps, strategy
+    )
+    return optax.GradientTransformationExtraArgs(aggregator.init, aggregator.update)
 
-    def init(params: optax.Params) -> PrivateAggregateState:
+
+@dataclass(frozen=True, eq=False, repr=False)  # A repr would contain the words of the key.
+class _Aggregator:
+    """The transformation that ``private_aggregate`` makes of its arguments, with the two functions that optax calls."""
+
+    l2_norm_clip: float
+    noise_multiplier: float
+    base: Array  # The key from which those of the runs are derived.
+    owner: np.ndarray  # The words of its hash.
+    expected_batch_size: float | None
+    inner: optax.GradientTransformationExtraArgs
+    micro_batches: int
+    axis_name: str | tuple[str, ...] | None
+    steps: int | None
+    strategy: ToeplitzStrategy | None
+
+    def init(self, params: optax.Params) -> PrivateAggregateState:
         _refuse_multi_steps()
         leaves = jax.tree.leaves(params)
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
-        PrivateNoise.certified(clip, multiplier, size)
-        words, _ = _begin_run(base, owner)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in (words, *leaves)):
+        self._noise(size)
+        key = _begin_run(self.base, self.owner)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in (key, *leaves)):
             raise ValueError(f"init: {_OUTSIDE}")
-        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.int32), params)
-        zero, settings = (
-            jnp.zeros((), jnp.int32),
-            jnp.asarray(_settings(clip, multiplier, size, micro_batches, strategy)),
-        )
+        zero, zeros = jnp.zeros((), jnp.int32), jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.int32), params)
         return PrivateAggregateState(
-            key=words,
-            owner=jnp.asarray(owner),
-            settings=settings,
+            key=key,
+            owner=jnp.asarray(self.owner),
+            settings=jnp.asarray(self._settings(size)),
             step=zero,
             micro_step=zero,
-            sums=zeros if micro_batches > 1 else (),
-            noise=(zeros,) * strategy.lags if strategy else (),
-            inner=optimiser.init(params),
+            inner=self.inner.init(params),
+            **self._accumulated(zeros),
         )
 
     def update(
+        self,
         updates: optax.Updates,
         state: PrivateAggregateState,
         params: optax.Params | None = None,
@@ -209,67 +227,91 @@ def private_aggregate(
         norms: Array | None = None,
         **extra_args: object,
     ) -> tuple[optax.Updates, PrivateAggregateState]:
-        _check_axes(axis_name)
+        _check_axes(self.axis_name)
         if not isinstance(state, PrivateAggregateState):
             raise TypeError(f"state: is a {type(state).__name__}; it must be a PrivateAggregateState, which init makes")
-        if isinstance(updates, ClippedSums):
-            clipped, noise = updates, PrivateNoise.certified(clip, multiplier, updates.noise.dimensions)
-            if clipped.noise != noise or mask is not None or norms is not None:
-                raise ValueError(
-                    f"updates: are sums for {clipped.noise}, with their mask and norms; this update is for {noise}"
-                )
-        else:
-            noise = PrivateNoise.certified(clip, multiplier, example_size(jax.tree.leaves(updates)))
-            clipped = clipped_sums(updates, mask, noise, norms)
-        rows = clipped.rows * micro_batches * (1 if axis_name is None else jax.lax.axis_size(axis_name))
-        check_overflow(rows, noise, strategy, steps)
-        settings = _settings(clip, multiplier, noise.dimensions, micro_batches, strategy)
+        clipped, noise = self._clipped(updates, mask, norms)
+        devices = 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
+        rows = clipped.rows * self.micro_batches * devices
+        check_overflow(rows, noise, self.strategy, self.steps)
         sums = clipped.sums
-        trees = {"sums": sums if micro_batches > 1 else (), "noise": (sums,) * strategy.lags if strategy else ()}
-        is_valid = _is_matching(state, owner, settings, trees) & _has_steps_left(state, steps) & _is_one_key(state)
-        if axis_name is not None:
+        is_matching = _is_matching(state, self.owner, self._settings(noise.dimensions), self._accumulated(sums))
+        is_valid = is_matching & _has_steps_left(state, self.steps) & _is_one_key(state)
+        if self.axis_name is not None:
             _check_split(sums)
-            sums = jax.lax.psum(sums, axis_name)
-        factor = noise.unit / (rows if expected_batch_size is None else expected_batch_size)
+            sums = jax.lax.psum(sums, self.axis_name)
+        factor = noise.unit / (rows if self.expected_batch_size is None else self.expected_batch_size)
 
         def release(sums: PyTree) -> tuple[PyTree, Array, PyTree, PyTree]:
-            step_key, next_key = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(base)))
-            if strategy is None:
-                released, errors = _noisy(noise, step_key, sums), state.noise
-            else:
-                mixed = strategy.mixed(sums, state.noise)
-                released = strategy.unmixed(_noisy(noise, step_key, mixed))
-                errors = (jax.tree.map(_difference, released, sums), *state.noise)[: strategy.lags]
+            released, next_key, recent_noise = self._noisy_sums(noise, state, sums)
             released = _scaled(released, factor, clipped.types)
             released = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), released)
-            moves, inner_state = optimiser.update(released, state.inner, params, **extra_args)
-            return moves, jax.random.key_data(next_key), errors, inner_state
+            updates, inner_state = self.inner.update(released, state.inner, params, **extra_args)
+            return updates, next_key, recent_noise, inner_state
 
         def wait(sums: PyTree) -> tuple[PyTree, Array, PyTree, PyTree]:
-            moves = jax.eval_shape(release, sums)[0]
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), moves)
+            shapes = jax.eval_shape(release, sums)[0]
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return zeros, state.key, state.noise, state.inner
 
         micro_step = state.micro_step + 1
-        is_last = micro_step == micro_batches
-        if micro_batches == 1:
-            moves, next_key, errors, inner_state = release(sums)
+        is_last = micro_step == self.micro_batches
+        if self.micro_batches == 1:
+            updates, next_key, recent_noise, inner_state = release(sums)
             sums = ()
         else:
             sums = jax.tree.map(jnp.add, state.sums, sums)
-            moves, next_key, errors, inner_state = jax.lax.cond(is_last, release, wait, sums)
+            updates, next_key, recent_noise, inner_state = jax.lax.cond(is_last, release, wait, sums)
             sums = jax.tree.map(lambda leaf: jnp.where(is_last, 0, leaf), sums)
-        moves = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), moves)
-        return moves, state._replace(
+        updates = jax.tree.map(lambda leaf: jnp.where(is_valid, leaf, jnp.nan), updates)
+        return updates, state._replace(
             key=next_key,
             step=state.step + is_last,
             micro_step=jnp.where(is_last, 0, micro_step),
             sums=sums,
-            noise=errors,
+            noise=recent_noise,
             inner=inner_state,
         )
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def _noise(self, size: int) -> PrivateNoise:
+        return PrivateNoise.certified(self.l2_norm_clip, self.noise_multiplier, size)
+
+    def _settings(self, size: int) -> np.ndarray:
+        return _settings(self.l2_norm_clip, self.noise_multiplier, size, self.micro_batches, self.strategy)
+
+    def _accumulated(self, sums: PyTree) -> dict[str, PyTree]:
+        """Return the fields of a state that hold copies of the sums, all with these."""
+        return {
+            "sums": sums if self.micro_batches > 1 else (),
+            "noise": (sums,) * self.strategy.lags if self.strategy else (),
+        }
+
+    def _clipped(
+        self, updates: optax.Updates, mask: Array | bool | None, norms: Array | None
+    ) -> tuple[ClippedSums, PrivateNoise]:
+        """Return the sums of clipped gradients, which the updates may be already, and the noise for them."""
+        if not isinstance(updates, ClippedSums):
+            noise = self._noise(example_size(jax.tree.leaves(updates)))
+            return clipped_sums(updates, mask, noise, norms), noise
+        noise = self._noise(updates.noise.dimensions)
+        if updates.noise != noise or mask is not None or norms is not None:
+            raise ValueError(
+                f"updates: are sums for {updates.noise}, with their mask and norms; this update is for {noise}"
+            )
+        return updates, noise
+
+    def _noisy_sums(
+        self, noise: PrivateNoise, state: PrivateAggregateState, sums: PyTree
+    ) -> tuple[PyTree, Array, PyTree]:
+        """Return the sums with noise, the words of the next step's key, and the noise of the last releases."""
+        step_key, next_key = jax.random.split(jax.random.wrap_key_data(state.key, impl=jax.random.key_impl(self.base)))
+        next_words = jax.random.key_data(next_key)
+        if self.strategy is None:
+            return _noisy(noise, step_key, sums), next_words, state.noise
+        mixed = self.strategy.mixed(sums, state.noise)
+        released = self.strategy.unmixed(_noisy(noise, step_key, mixed))
+        recent_noise = (jax.tree.map(_difference, released, sums), *state.noise)[: self.strategy.lags]
+        return released, next_words, recent_noise
 
 
 def renew_key(state: PrivateAggregateState, key: Array, *, run: str | None = None) -> PrivateAggregateState:
@@ -285,14 +327,14 @@ def renew_key(state: PrivateAggregateState, key: Array, *, run: str | None = Non
     """
     if any(isinstance(leaf, jax.core.Tracer) for leaf in (jnp.zeros(()), *jax.tree.leaves(state))):
         raise ValueError(f"renew_key: {_OUTSIDE}")
-    words, owner = _begin_run(*_base_key(key, run))
-    return state._replace(key=words, owner=jnp.asarray(owner))
+    base, owner = _base_key(key, run)
+    return state._replace(key=_begin_run(base, owner), owner=jnp.asarray(owner))
 
 
-def _begin_run(base: Array, owner: np.ndarray) -> tuple[Array, np.ndarray]:
-    """Return the words of the key of the next run of this process, and the hash of the runs' common key."""
+def _begin_run(base: Array, owner: np.ndarray) -> Array:
+    """Return the words of the key of the next run of this process, given the runs' common key and its hash."""
     number = next(_RUNS.setdefault(owner.tobytes(), itertools.count()))
-    return jax.random.key_data(jax.random.fold_in(base, number)), owner
+    return jax.random.key_data(jax.random.fold_in(base, number))
 
 
 def _refuse_multi_steps() -> None:
@@ -320,14 +362,11 @@ def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
 
 def _check_split(sums: PyTree) -> None:
     """Refuse sums that are known to be the same along an axis of devices, whose sum has every example several times."""
-    axes = device_axes()
-    for leaf in jax.tree.leaves(sums) if axes else ():
-        varying = varying_axes(leaf, axes)
-        if varying is not None and (repeated := set(axes) - set(varying)):
-            raise ValueError(
-                f"updates: are the same along {min(repeated)!r}, so that the sum over its devices would count every "
-                "example several times; split the examples over all named axes"
-            )
+    if repeated := repeated_axes(jax.tree.leaves(sums)):
+        raise ValueError(
+            f"updates: are the same along {min(repeated)!r}, so that the sum over its devices would count every "
+            "example several times; split the examples over all named axes"
+        )
 
 
 def _base_key(key: Array, run: str | None) -> tuple[Array, np.ndarray]:
@@ -345,13 +384,13 @@ def _base_key(key: Array, run: str | None) -> tuple[Array, np.ndarray]:
 def _settings(
     clip: float, multiplier: float, size: int, micro_batches: int, strategy: ToeplitzStrategy | None
 ) -> np.ndarray:
-    """Return the settings as words, which ``_stated`` reads; a strategy is a hash of its bands."""
+    """Return the settings as words, which ``_parse_settings`` reads; a strategy is a hash of its bands."""
     digest = zlib.crc32(repr(strategy.bands).encode()) if strategy else 0
     words = np.array([size, micro_batches, digest, _FORMAT], "<u4")
     return np.concatenate([np.array([clip, multiplier]).view("<u4"), words])
 
 
-def _stated(words: np.ndarray) -> dict[str, float]:
+def _parse_settings(words: np.ndarray) -> dict[str, float]:
     """Return the settings in the words of a state."""
     clip, multiplier = (float(number) for number in words[:4].astype("<u4").view("<f8"))
     names = "l2_norm_clip", "noise_multiplier", "parameters", "micro_batches", "strategy", "format"
@@ -370,7 +409,7 @@ def _is_matching(
             raise TypeError(f"state: {name} has the form {stated}; it must be {expected}")
     is_owner, has_settings = (state.owner == owner).all(), (state.settings == settings).all()
     if not isinstance(has_settings, jax.core.Tracer) and not has_settings:
-        stated, expected = _stated(np.asarray(state.settings)), _stated(settings)
+        stated, expected = _parse_settings(np.asarray(state.settings)), _parse_settings(settings)
         name = next(name for name in expected if stated[name] != expected[name])
         raise ValueError(
             f"state: is for {name} {stated[name]:g}, but this update for {expected[name]:g}; begin with a new state"

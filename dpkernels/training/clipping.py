@@ -98,7 +98,7 @@ def sums_of_rows(
     if bounds is not None and (bounds.shape != (count,) or not jnp.issubdtype(bounds.dtype, jnp.floating)):
         raise ValueError(f"norms: are {type_and_shape(bounds)}; they must be floats of shape [{count}], one an example")
     check_overflow(count, noise)
-    add = explicitly_sharded(partial(_added, noise), leaves, 1)
+    add = explicitly_sharded(partial(_sum_examples, noise), leaves, 1)
     types = tuple(str(leaf.dtype) for leaf in leaves)
     return ClippedSums(jax.tree.unflatten(tree, add(leaves, counted, bounds)), count, types, noise)
 
@@ -126,15 +126,22 @@ def _check_rows_differ(leaves: list[Array]) -> None:
     JAX adds up the gradients of parameters that are the same on several devices. A row would then be the sum of several
     examples, whatever their masks. Examples that are the same on these devices cannot be told apart from this.
     """
+    if missing := repeated_axes(leaves):
+        raise ValueError(
+            f"updates: are the same along {missing[0]!r}; JAX may have added up the gradients of several devices "
+            "before they are clipped. Split the examples over all axes, and differentiate at parameters that are "
+            f"jax.lax.pcast(params, {missing[0]!r}, to='varying')"
+        )
+
+
+def repeated_axes(leaves: list[Array]) -> list[str]:
+    """Return the axes of devices along which a leaf is known to be the same, of the first leaf that has any."""
     axes = device_axes()
     for leaf in leaves if axes else ():
         varying = varying_axes(jnp.asarray(leaf), axes)
-        if varying is not None and (missing := [name for name in axes if name not in varying]):
-            raise ValueError(
-                f"updates: are the same along {missing[0]!r}; JAX may have added up the gradients of several devices "
-                "before they are clipped. Split the examples over all axes, and differentiate at parameters that are "
-                f"jax.lax.pcast(params, {missing[0]!r}, to='varying')"
-            )
+        if varying is not None and (repeated := [name for name in axes if name not in varying]):
+            return repeated
+    return []
 
 
 def explicitly_sharded(function: Callable[..., T], leaves: list[Array], first: int = 0) -> Callable[..., T]:
@@ -190,7 +197,7 @@ def _mask(mask: object, count: int) -> Bool[Array, " {count}"]:
     return counted
 
 
-def _added(
+def _sum_examples(
     noise: PrivateNoise,
     leaves: list[Float[Array, "examples ..."]],
     counted: Bool[Array, " examples"],
@@ -204,16 +211,17 @@ def _added(
     sharded = partial(_split, shards=shards)
     arrays, is_counted = [sharded(leaf) for leaf in leaves], sharded(counted)
     stated_norms = None if norms is None else sharded(norms)
-    groups = _groups(leaves)
+    groups = _group_leaves(leaves)
     joined = [_joined([arrays[index] for index in group]) for group in groups]
-    most = _NORM_MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
-    number = is_counted.shape[1]
+    max_norm_in_units = _NORM_MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
+    examples = is_counted.shape[1]
     with jax.enable_x64(True):
         # A few examples at a time stay in the cache: XLA's sums over all of them take ten times as long on a CPU.
         def add(i: Array, sums: list[Array]) -> list[Array]:
-            # Always as many, so that a norm has the same bits however many examples a device has. The last ones begin
-            # with some that have been added, if their number is no multiple, and do not add these again.
-            first = jnp.minimum(i * _EXAMPLES_TOGETHER, number - _EXAMPLES_TOGETHER)
+            # A turn always takes the same number of examples, so that a norm has the same bits however many a device
+            # has. If the number of all is no multiple, the last turn begins with examples of the turn before it, which
+            # ``is_new`` leaves out.
+            first = jnp.minimum(i * _EXAMPLES_TOGETHER, examples - _EXAMPLES_TOGETHER)
             by_group = [_rows(array, first) for array in joined]
             rows = [[group[j] for group in by_group] for j in range(_EXAMPLES_TOGETHER)]
             if stated_norms is None:
@@ -221,15 +229,15 @@ def _added(
             else:
                 norms = jnp.stack(_rows(stated_norms, first)).astype(jnp.float64)
                 rows = [[_without_larger(leaf, norm) for leaf in row] for row, norm in zip(rows, norms, strict=True)]
-            scales = jnp.minimum(1 / noise.unit, most / jnp.maximum(norms, noise.l2_norm_clip / 2))
+            scales = jnp.minimum(1 / noise.unit, max_norm_in_units / jnp.maximum(norms, noise.l2_norm_clip / 2))
             is_new = first + jnp.arange(_EXAMPLES_TOGETHER)[:, None] >= i * _EXAMPLES_TOGETHER
             are_used = jnp.stack(_rows(is_counted, first)) & (norms < _MAX_NORM) & is_new
             leaves = zip(sums, zip(*rows, strict=True), strict=True)
-            return [_with_rows(total, leaf, scales.astype(jnp.float32), are_used) for total, leaf in leaves]
+            return [_add_rows(total, leaf, scales.astype(jnp.float32), are_used) for total, leaf in leaves]
 
         shapes = [_joined_shape([leaves[index].shape[1:] for index in group]) for group in groups]
         zeros = [varying_like(jnp.zeros((shards, *shape), jnp.int32), counted, *leaves) for shape in shapes]
-        sums = jax.lax.fori_loop(0, -(-number // _EXAMPLES_TOGETHER), add, zeros)
+        sums = jax.lax.fori_loop(0, -(-examples // _EXAMPLES_TOGETHER), add, zeros)
         totals = [total.sum(0, dtype=jnp.int32) for total in sums]
         return _separated(totals, groups, [leaf.shape[1:] for leaf in leaves])
 
@@ -250,10 +258,10 @@ def _is_local() -> bool:
     return jax.device_count() == 1 or bool(mesh.manual_axes and set(mesh.manual_axes) == set(mesh.axis_names))
 
 
-def _groups(leaves: list[Array]) -> list[list[int]]:
-    """Return which leaves are one vector in the program: small ones of a type, because XLA compiles each vector alone.
+def _group_leaves(leaves: list[Array]) -> list[list[int]]:
+    """Return groups of leaves, by index, that are one vector in the program: XLA compiles each vector by itself.
 
-    Leaves that may be split over devices stay by themselves.
+    Small leaves of one type are a group. A large leaf is one alone, and so is one that may be split over devices.
     """
     is_local, groups = _is_local(), dict[str | int, list[int]]()
     for index, leaf in enumerate(leaves):
@@ -309,8 +317,8 @@ def _sums_of_squares(array: Array, first: Array, *, is_local: bool) -> list[Arra
 def _row_sums(rows: list[Array]) -> list[Array]:
     """Return the sum of every row.
 
-    One reduction has the sums of all rows: on a CPU a sum waits for its own last addition, and the others' fill the
-    time.
+    One reduction computes all of them: on a CPU an addition to one sum waits for the last one to the same sum, and
+    meanwhile the processor adds to the others.
     """
     zeros = [varying_like(jnp.zeros((), jnp.float64), row) for row in rows]
     axes = tuple(range(1, rows[0].ndim))
@@ -321,8 +329,8 @@ def _sums_in_lanes(array: Float[Array, "examples parameters"], first: Array) -> 
     """Return ``_sums_of_squares`` of an array of shape (rows, values).
 
     On a CPU, XLA adds up a vector value by value, because the order of a sum of floats is fixed. Many sums at a time,
-    one a lane, are vectors of the processor. They take the loop to be in memory: else XLA would fuse them into the last
-    sum, value by value.
+    one in each lane, use the processor's vector instructions. The loop keeps them in memory: without it XLA would fuse
+    them into the sum over lanes, which goes value by value.
     """
     size = array.shape[1]
     turns = max(2, size // (_LANES * _ADDENDS))
@@ -350,7 +358,7 @@ def _without_larger(
 
 
 @jax.jit
-def _with_rows(
+def _add_rows(
     total: Int[Array, " shards *parameters"],
     rows: tuple[Float[Array, " shards *parameters"], ...],
     scales: Float[Array, "together shards"],

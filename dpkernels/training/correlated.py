@@ -40,7 +40,7 @@ from dpkernels.numerics import RealArray
 from dpkernels.proven import proven
 from dpkernels.shapes import Int
 from dpkernels.training.noise import MULTIPLIERS, PrivateNoise
-from dpkernels.training.run import ROOM, TrainingRun, calibrated_run
+from dpkernels.training.run import SLACK_FACTOR, TrainingRun, calibrated_run
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -222,4 +222,4 @@ def correlated_run(
         distance = steps * PrivateNoise.certified(1.0, run.noise_multiplier, dimensions).total_variation
         if slack + distance <= candidate.slack:
             return run
-        candidate = replace(candidate, slack=slack + distance * ROOM)
+        candidate = replace(candidate, slack=slack + distance * SLACK_FACTOR)

@@ -34,16 +34,18 @@ _SCHEMES: dict[str, Callable[[accountants.Guarantee, int, int], accountants.Guar
 _POISSON = "poisson"
 # How far 1/sampling_rate may be from the number of steps of an epoch, relatively: by rounding errors.
 _RATE_RTOL = 1e-12
-# The distance of the answer above a solution of the equation for epsilon.
+# How far the answer is above a solution of the equation for epsilon.
 _EPSILON_MARGIN = 1e-9
-# Steps towards that solution: where the slack takes nearly all of delta there are many, and inf is an answer, too.
-_MAX_STEPS = 24
-# Below the logarithm of the largest float.
+# The number of iterations towards that solution. Where the slack takes nearly all of delta many are needed; after the
+# last one the answer is inf, which is an upper bound, too.
+_MAX_ITERATIONS = 24
+# The exponential of every smaller number is finite in floats.
 _MAX_EPSILON = 709.0
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _MULTIPLIER_RTOL = 1e-6
-# Above the distance of a table, since a slightly different noise multiplier has another table.
-ROOM = 1 + 1e-3
+# The factor by which the slack is larger than the distance of the table that was certified: the calibrated noise
+# multiplier is a slightly different one, and so is its table.
+SLACK_FACTOR = 1 + 1e-3
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class TrainingRun:
         eps = float(epsilon_at_delta(delta))
         if not self.slack:
             return eps
-        for _ in range(_MAX_STEPS):
+        for _ in range(_MAX_ITERATIONS):
             remaining_delta = delta - self._slack(eps + _EPSILON_MARGIN)
             next_eps = float(epsilon_at_delta(remaining_delta)) if remaining_delta > 0 else math.inf
             if next_eps <= eps + _EPSILON_MARGIN:
@@ -213,7 +215,7 @@ def noise_multiplier_for(
         distance = PrivateNoise.certified(1.0, calibrated.noise_multiplier, dimensions).total_variation
         if run.slack + distance <= calibrated.slack:
             return calibrated
-        calibrated = calibrated_run(replace(calibrated, slack=run.slack + distance * ROOM), epsilon, delta)
+        calibrated = calibrated_run(replace(calibrated, slack=run.slack + distance * SLACK_FACTOR), epsilon, delta)
 
 
 def calibrated_run(run: TrainingRun, epsilon: float, delta: float) -> TrainingRun:

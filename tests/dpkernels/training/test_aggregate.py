@@ -287,6 +287,14 @@ def test_a_planted_repeat_of_a_stream_is_caught(monkeypatch):
     assert correlated(drawn)
 
 
+def test_the_functions_do_not_print_the_key():
+    """A loop that logs its optimiser would disclose the noise: the repr of a key in JAX contains its words."""
+    words = jax.random.key_data(KEY).tolist()
+    text = repr(private_aggregate(1.0, 1.5, KEY))
+    assert not any(str(word) in text for word in words)
+    assert str(words[0]) in repr(KEY)
+
+
 def test_the_state_is_a_pytree_that_can_be_restored():
     aggregate = private_aggregate(1.0, 1.5, KEY)
     update, batches = every_row(aggregate), [gradients(4, seed) for seed in range(4)]
