@@ -90,8 +90,7 @@ def composite(
     if g is None or width is None:
         g, best = windowed.best_shape(h, g, epsilon, condition, objective)
         width = best if width is None else width
-    checks.within("width", width, 0.0, 2.0, open_ends=True)
-    checks.within("width", width, NARROWEST, 2.0)
+    windowed.check_width(width)
     m = checks.real("width", width)
     relative = windowed.relative_height(h, g, m, epsilon, condition)
     return Windowed(h, g, m, relative, lower, upper, epsilon)

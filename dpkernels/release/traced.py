@@ -30,9 +30,10 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
     secret as the data. In a loop, fold the step number into the key. Under ``vmap``, map over keys too; one key for
     several rows is refused, since the rows would have the same noise.
 
-    In ``shard_map``, devices that hold different values release them with noise of their own: the key of a device is
-    derived from ``key`` and the device's index. Devices that hold the same values make the same reports. JAX knows
-    which is the case. It does not in ``pmap`` and with ``check_vma=False``, where more than one device is refused.
+    In ``shard_map``, every device with values of its own releases them with noise of its own, under a key that is
+    derived from ``key`` and the device's index. Devices that hold the same values make the same reports. JAX keeps
+    track of which devices hold the same values, except in ``pmap`` and in ``shard_map`` with ``check_vma=False``: these
+    are refused on more than one device.
 
     Args:
         key: a ChaCha20 key, such as one that ``os_key()`` made outside of the program.

@@ -198,8 +198,8 @@ def noise_multiplier_for(
         epsilon: epsilon of the run, positive.
         delta: delta of the run, in (0, 1).
         dimensions: the number of parameters that are trained with ``private_aggregate``. The slack of the returned run
-            then includes the distance of its table, and its noise multiplier is at least 0.25. Give it unless the noise
-            is Gaussian noise of real numbers.
+            then includes the distance of its table of noise from a Gaussian, and its noise multiplier is at least 0.25.
+            Leave it out only where the noise is a Gaussian of real numbers, which has no table.
 
     Raises:
         ValueError: the budget is out of range, or no noise multiplier up to 2^20 meets it; or ``private_aggregate`` has

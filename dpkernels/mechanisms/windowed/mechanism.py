@@ -36,6 +36,12 @@ NARROWEST = 1e-100  # A window's width: its square does not vanish.
 _NEWTON_STEPS = 3  # Newton's steps that invert half a window in float32.
 
 
+def check_width(width: object) -> None:
+    """Refuse a window's width outside [1e-100, 2)."""
+    checks.within("width", width, 0.0, 2.0, open_ends=True)
+    checks.within("width", width, NARROWEST, 2.0)
+
+
 @pytree
 @dataclass(frozen=True)
 class Windowed(Parabolic):
@@ -67,8 +73,7 @@ class Windowed(Parabolic):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.within("width", self.width, 0.0, 2.0, open_ends=True)
-        checks.within("width", self.width, NARROWEST, 2.0)
+        check_width(self.width)
         checks.positive("relative_height", self.relative_height)
 
     @property
