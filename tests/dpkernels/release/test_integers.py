@@ -66,7 +66,7 @@ def test_codes_are_those_of_whole_words(monkeypatch, method, count, kind):
     with jax.enable_x64(True):
         codes = jax.jit(lambda key: drawn(noise, key, count))(jax.random.key_data(KEY))
     assert (np.asarray(codes) == expected(sampler, count)).all()
-    is_open = Often(sampler).first(openssl(UPPER_HALF_STREAM, count, 32))[1]
+    is_open = Often(sampler).upper_codes(openssl(UPPER_HALF_STREAM, count, 32))[1]
     rows_open = len(set(np.flatnonzero(is_open) // integers._ROW))
     assert rows_open > 0
     # More rows than are completed at once, and with few open draws others are left out.
