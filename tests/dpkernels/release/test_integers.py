@@ -53,9 +53,9 @@ def with_large_remainder(sampler):
 
 
 @pytest.mark.lengthy
-@pytest.mark.quick("few-300-plain", "rows-3000-remainder", "at once-700-remainder")
+@pytest.mark.quick("few-300-plain", "rows-6000-remainder", "at once-700-remainder")
 @pytest.mark.parametrize("kind", ["plain", "remainder"])
-@pytest.mark.parametrize(("method", "count"), [("few", 300), ("rows", 3000), ("at once", 700)])
+@pytest.mark.parametrize(("method", "count"), [("few", 300), ("rows", 6000), ("at once", 700)])
 def test_codes_are_those_of_whole_words(monkeypatch, method, count, kind):
     """By every way of drawing them, of which that by rows completes some rows and leaves out others."""
     sampler, _ = exact_noise(1.0, count)
