@@ -19,7 +19,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.published.recycling import published_excess, published_search
 from accountants.tune.families.constructed import Composite, Piecewise, composite
 from accountants.tune.families.noise import Recycled, SampledRecycled
-from accountants.tune.family import Family
+from accountants.tune.family import Family, checked_single
 from accountants.tune.objectives import Objective, ObjectiveLike, as_objective
 from accountants.tune.tuning import Result, certified_result
 from dpkernels import checks
@@ -55,11 +55,11 @@ def best(family: Family, objective: ObjectiveLike) -> Result:
     """Return what the source's own search of a family finds, certified by the exact accountant, as ``tune.best`` does.
 
     Raises:
-        TypeError: no search of this family is published.
-        ValueError: an objective, a condition or a kernel that the source's search does not have.
+        TypeError: no family, or no search of it is published.
+        ValueError: many budgets, or an objective, a condition or a kernel that the source's search does not have.
         NotPrivateError: what was found does not meet the budget; the sources' searches of recycling may do that.
     """
-    objective = as_objective(objective)
+    family, objective = checked_single(family), as_objective(objective)
     if objective.theta is not None:
         family = family.with_tolerated_error(objective.theta)
     enumerated = search(family, objective)

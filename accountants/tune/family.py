@@ -6,6 +6,7 @@ import abc
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 
 from accountants import profile
@@ -135,6 +136,14 @@ def checked(family: object) -> Family:
     if not isinstance(family, Family):
         raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
     return family
+
+
+def checked_single(family: object) -> Family:
+    """Return the argument, or raise an error if it is no family (TypeError) or one for many budgets (ValueError)."""
+    for number in jax.tree.leaves(checked(family)):
+        if np.ndim(number):
+            raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
+    return checked(family)
 
 
 def expression(value: object) -> str:

@@ -14,7 +14,7 @@ import optax
 
 from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
-from accountants.tune.family import Family, Member, checked, expression
+from accountants.tune.family import Family, Member, checked, checked_single, expression
 from accountants.tune.objectives import Constraint, Objective, ObjectiveLike, as_objective, evaluate
 from accountants.tune.search import NO_RESULT, QUICK, Cost, SearchResult, search, search_constrained
 from dpkernels import checks
@@ -136,12 +136,9 @@ def best(
         5.066
     """
     chosen, constraints = as_objective(objective), _checked_constraints(subject_to)
-    for number in jax.tree.leaves(checked(family)):
-        if np.ndim(number):
-            raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
     if start is not None and starts is not None:
         raise ValueError(f"start, starts: {starts} starts and one that is given; give one of them")
-    target = family.with_tolerated_error(chosen.theta)
+    target = checked_single(family).with_tolerated_error(chosen.theta)
     points, warm_start = starting_points(target, starts), _parse_start(target, start)
     result = _by_search(target, chosen, constraints, points, warm_start, *check_limits(turns, optimizer))
     for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):

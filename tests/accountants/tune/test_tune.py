@@ -1248,6 +1248,12 @@ def with_epsilons(epsilons):
             TypeError,
             "no search of truncated gaussian is published",
         ),
+        (lambda: searches.best("piecewise", CENTRAL), TypeError, "family: 'piecewise' is no Family"),
+        (
+            lambda: searches.best(tune.piecewise(epsilon=np.ones(3), **UNIT), CENTRAL),
+            ValueError,
+            "tune.many takes arrays",
+        ),
     ],
 )
 def test_errors(call, error, message):
