@@ -16,11 +16,11 @@ import numpy as np
 
 from accountants.loss_intervals import LossIntervals
 from dpkernels.numerics import (
+    GAUSS_LEGENDRE,
     Boolean,
     Real,
     RealArray,
     cast_like,
-    gauss_legendre,
     log_or_minus_inf,
     namespace,
     without_derivative,
@@ -29,7 +29,7 @@ from dpkernels.proven import proven
 from dpkernels.pytrees import PyTree, pytree
 from dpkernels.shapes import Float
 
-_NODES, _WEIGHTS = gauss_legendre(16)
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
 SMOOTH_PANELS = 4  # The panels of a piece on which only smooth functions of the loss are integrated.
 _MAX_MISSED_MASS = 1e-6  # The mass that quadrature may miss by rounding.
 _LARGE_LOSS = 30.0  # Above this loss, e^loss is or will soon be close to overflow.

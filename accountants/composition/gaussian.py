@@ -24,11 +24,11 @@ from accountants.composition.repeated import GuaranteeLike, LossTuple
 from accountants.composition.tilted_direction import Direction
 from accountants.composition.trade_off import points_around
 from dpkernels.numerics import (
+    GAUSS_LEGENDRE,
     UNIT_ROUNDOFF,
     Real,
     RealArray,
     cast_like,
-    gauss_legendre,
     namespace,
     ndtri,
     special_functions,
@@ -38,7 +38,7 @@ from dpkernels.pytrees import PyTree, pytree
 
 _PANELS = 8  # The panels of [0, 1], of 16 Gauss-Legendre nodes each.
 _MAX_EXPONENT = 45.0  # The exponent up to which integrands are integrated: e^-45 is 3e-20 of the largest value.
-_ONE_NODES, _ONE_WEIGHTS = gauss_legendre(16)
+_ONE_NODES, _ONE_WEIGHTS = GAUSS_LEGENDRE
 _NODES = ((np.arange(_PANELS)[:, None] + _ONE_NODES) / _PANELS).ravel()
 _WEIGHTS = np.tile(_ONE_WEIGHTS / _PANELS, _PANELS)
 _LOG_ROOT = math.log(2 * math.pi) / 2  # log sqrt(2 pi).

@@ -26,6 +26,7 @@ from accountants.dominating_pairs.base import as_float64
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.numerics import (
+    GAUSS_LEGENDRE,
     Boolean,
     Real,
     RealArray,
@@ -33,14 +34,13 @@ from dpkernels.numerics import (
     elementwise_maximum,
     float_if_scalar,
     floating,
-    gauss_legendre,
     log_or_minus_inf,
     namespace,
     without_derivative,
 )
 from dpkernels.shapes import Float, Int
 
-_NODES, _WEIGHTS = gauss_legendre(16)
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
 _HALVES = np.concatenate([_NODES, 1 + _NODES]) / 2  # The nodes of both halves of a panel.
 _GAPS = np.diff(_HALVES)  # The distances of these nodes.
 # The ends of the first panels of a piece with two ends, and of the others in units of their extent.

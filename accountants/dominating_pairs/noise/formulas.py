@@ -19,13 +19,13 @@ from accountants.loss_intervals import LOSS_UNITS, LossIntervals, intervals_from
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, log_ratio
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import (
+    GAUSS_LEGENDRE,
     UNIT_ROUNDOFF,
     Boolean,
     Real,
     RealArray,
     cast_like,
     floating,
-    gauss_legendre,
     log_or_minus_inf,
     namespace,
     without_derivative,
@@ -36,7 +36,7 @@ _TAIL = 1e-40  # Noise is integrated up to this tail probability on either side.
 # Further tail probabilities of the joints of a profile: between them a log density changes by little.
 _FAR_TAILS = 10.0 ** -np.arange(44.0, 304.0, 4.0)
 _RESOLVED = 1e-307  # Masses between levels of the loss are known up to this tail probability.
-_NODES, _WEIGHTS = gauss_legendre(16)
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
 _MAX_LOG_CHANGE = 10.0  # How much a log density may change over an interval on which these nodes are exact.
 BISECTIONS = 60  # Steps of bisection for the point at which the loss is eps.
 # Bounds on errors, in units in the last place:

@@ -15,17 +15,17 @@ from accountants.dominating_pairs.noise.pieces import Pieces
 from accountants.loss_intervals import LOSS_UNITS
 from accountants.privacy_loss import SMOOTH_PANELS, PrivacyLossDistribution, SmoothPieces, join
 from dpkernels.numerics import (
+    GAUSS_LEGENDRE,
     Real,
     RealArray,
     cast_like,
     floating,
-    gauss_legendre,
     log_or_minus_inf,
     namespace,
     without_derivative,
 )
 
-_NODES, _WEIGHTS = gauss_legendre(16)
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
 # How much a log density may change over an interval whose mass these nodes give; other masses are differences of tails.
 _MAX_LOG_CHANGE = 1.0
 

@@ -35,7 +35,7 @@ from dpkernels.exact.noise.remainder import Remainder
 from dpkernels.exact.noise.table import NoiseTable, rounding_probability
 from dpkernels.exact.noise.tail import Tail
 from dpkernels.mechanisms.additive import Additive, AdditiveVector
-from dpkernels.numerics import Real, gauss_legendre
+from dpkernels.numerics import GAUSS_LEGENDRE, Real
 from dpkernels.proven import proven
 from dpkernels.shapes import Float, Num, UInt64
 
@@ -51,7 +51,7 @@ _MAX_CODES = 1 << 20
 _POINT_BITS = 27
 # The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
-_NODES, _WEIGHTS = gauss_legendre(16)
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
 _BLOCK = 1 << 12  # The number of intervals that are integrated together.
 
 # The same for noise with a tail, whose power 1/(1 + stretch) is taken. Its last weights have about 30 bits.
