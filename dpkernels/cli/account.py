@@ -312,7 +312,7 @@ class Risk:
     def from_account(cls, account: Account | SeveralReports) -> Risk:
         single_report = account.single_report
         if len(single_report.deltas) > 1 or single_report.epsilons:
-            raise click.UsageError("--risk: takes one --at-delta and no --at-epsilon")
+            raise click.UsageError("takes one --at-delta and no --at-epsilon")
         (delta,) = single_report.deltas or (_RISK_DELTA,)
         return cls(account, account.guarantee.report(delta))
 
@@ -355,8 +355,9 @@ def _build_account(
         sampler = exact_sampler(single_report.mechanism)
         guarantee, text = accountants.shuffled(sampler, n), ("shuffled", f"{n} honest reports")
         return SeveralReports(single_report, guarantee, {"shuffled": n}, text, _SHUFFLED_COVERS, sampler)
-    composed, sample, rate = single_report.guarantee, "", several.get("subsample")
+    sample, rate = "", several.get("subsample")
     with usage_errors(errors=(TypeError, ValueError)):
+        composed = single_report.guarantee
         if rate is not None:
             checks.within("--subsample", rate, np.nextafter(0.0, 1.0), 1.0)
             composed, sample = composed.subsample(rate), f", each on a Poisson sample of rate {rate:g} of its own"

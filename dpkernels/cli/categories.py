@@ -22,7 +22,7 @@ Labels = int | tuple[str, ...] | None  # The labels of categories, or their numb
 
 _MAX_CODES = 1 << 20  # without labels
 _MAX_SETS = 1 << 16  # categories of which sets are compared
-# Of each constructor the one of its own options.
+# Each constructor with the name of the one option that only it has.
 CONSTRUCTORS: dict[str, tuple[Callable[..., Categorical], str]] = {
     "categorical": (dpkernels.categorical, "bits"),
     "subset-selection": (dpkernels.subset_selection, "size"),

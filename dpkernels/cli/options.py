@@ -66,7 +66,7 @@ def date_or_number(text: str) -> date | float:
 
 
 class _Parsed(click.ParamType, abc.ABC):
-    """A text that is parsed; what is none has been parsed before."""
+    """A text that is parsed. Values that are no text were parsed before."""
 
     allowed = ""  # in words
 

@@ -126,6 +126,16 @@ class Channel(abc.ABC):
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
 
+    @cached_property
+    def value_variance(self) -> float:
+        """Return the largest variance of a report's value given any one input; groups of reports share it."""
+        return self.largest_variance_and_deviation(self.values)[0]
+
+    @cached_property
+    def square_weight_variance(self) -> float:
+        """Return the largest variance of the ``square_weights`` given any one input; groups of reports share it."""
+        return self.largest_variance_and_deviation(self.square_weights[0])[0]
+
     def noise_variances(
         self, mean: float, weights: Float[np.ndarray, " outcomes"] | None = None
     ) -> tuple[float, float]:

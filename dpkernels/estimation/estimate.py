@@ -243,8 +243,7 @@ class Estimate:
 
     @cached_property
     def _required_count_for_mean(self) -> float:
-        variance, _ = self.reports.channel.largest_variance_and_deviation(self.reports.channel.values)
-        return _required_count(variance, (self.upper - self.lower) / 2)
+        return _required_count(self.reports.channel.value_variance, (self.upper - self.lower) / 2)
 
     @cached_property
     def variance(self) -> Moment:
@@ -262,9 +261,7 @@ class Estimate:
         value = second.value - first.value**2 + first.error**2
         bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
         largest = ((self.upper - self.lower) / 2) ** 2
-        _check_count(
-            self.count, "the variance", _required_count(channel.largest_variance_and_deviation(g)[0], largest / 2)
-        )
+        _check_count(self.count, "the variance", _required_count(channel.square_weight_variance, largest / 2))
 
         def bernstein(confidence: float) -> Interval:
             (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)

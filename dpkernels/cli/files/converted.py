@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -77,7 +78,7 @@ class ConvertedFile(Source[_Chunk, pa.Table | pa.Array]):
                 yield _Chunk(chunk, copied)
                 start += len(chunk)
 
-    def _copied(self, chunk: pa.ChunkedArray, name: str, start: int) -> pa.Array:
+    def _copied(self, chunk: Any, name: str, start: int) -> pa.Array:
         """Return a column as it is written."""
         if isinstance(self._source, ParquetFile):
             cells = _texts(chunk.table.column(name).combine_chunks())
@@ -95,7 +96,7 @@ class ConvertedFile(Source[_Chunk, pa.Table | pa.Array]):
             raise self._error(chunk, start, has_nul, "with a NUL", "has a NUL character", name)
         return _quoted(cells, self._written.delimiter)
 
-    def _check_length(self, chunk: GroupPart, copied: dict[str, pa.Array], start: int) -> None:
+    def _check_length(self, chunk: Sized, copied: dict[str, pa.Array], start: int) -> None:
         sizes = np.sum([buffers.numbers(pc.binary_length(cells)).astype(np.int64) for cells in copied.values()], axis=0)
         too_long = sizes > MAX_RECORD_BYTES - _MAX_REPORT_BYTES
         if too_long.any():

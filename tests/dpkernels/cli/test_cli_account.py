@@ -244,5 +244,5 @@ def test_the_risk_is_that_of_the_guarantee(run: Run) -> None:
 
 def test_the_risk_has_one_delta(run: Run) -> None:
     options = ["account", "laplace", "--sensitivity", "1", "--epsilon", "0.5", "--risk"]
-    assert_refused(run(*options, "--at-epsilon", "1"), 2, "--risk: takes one --at-delta")
-    assert_refused(run(*options, "--at-delta", "1e-5", "--at-delta", "1e-6"), 2, "--risk: takes one --at-delta")
+    assert_refused(run(*options, "--at-epsilon", "1"), 2, "error: --risk: takes one --at-delta")
+    assert_refused(run(*options, "--at-delta", "1e-5", "--at-delta", "1e-6"), 2, "error: --risk: takes one --at-delta")
