@@ -107,7 +107,9 @@ class HostRelease:
             if are_valid:
                 out[:] = np.asarray(workspace.reports)[:count]
                 if self.sampler.incomplete_words != ():
-                    self._complete(self.sampler.are_incomplete(workspace.word_buffers(count)[0]), x, start, out)
+                    # The values that were checked: the caller's memory may have changed since.
+                    checked = workspace.x[:count]
+                    self._complete(self.sampler.are_incomplete(workspace.word_buffers(count)[0]), checked, start, out)
         workspace.give_back()
         return are_valid
 

@@ -302,6 +302,10 @@ class _Settings(NamedTuple):
     devices: Sequence[object] | None
     advance: Advance  # is called with the number of values of each completed piece
 
+    def __repr__(self) -> str:
+        """Return a text without the secret."""
+        return f"{type(self).__name__}(clip={self.clip}, first={self.first})"
+
 
 @singledispatch
 def _reports(sampler: object, x: RealArray, settings: _Settings) -> RealArray:

@@ -21,6 +21,7 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.random import host
 from dpkernels.release import engines as release
+from dpkernels.release import host_engine
 from dpkernels.release import perturb as perturbation
 from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
 from dpkernels.release.inputs import Bounds
@@ -538,6 +539,27 @@ def extra_memory(values, devices):
     command = [sys.executable, "-c", PEAK, str(values)]
     flags = {"XLA_FLAGS": several_devices(devices)}
     return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | flags).stdout)
+
+
+def test_the_values_that_were_checked_are_completed(monkeypatch):
+    """The caller's memory may change after the check: what the noise is added to must not."""
+    sampler, x = dpk.exact_sampler(dpk.laplace(epsilon=1.0)), np.linspace(0.0, 1.0, 100_000)
+    key = dpk.random.key_from_bytes(bytes(32))
+    reports, take_values = dpk.perturb(x, sampler, key=key), host_engine.Workspace.take_values
+
+    def take_and_change(workspace, values):
+        take_values(workspace, values)
+        values[:] = 1e9
+
+    monkeypatch.setattr(host_engine.Workspace, "take_values", take_and_change)
+    monkeypatch.setattr(type(sampler), "are_incomplete", lambda _, words: np.arange(4))
+    np.testing.assert_array_equal(dpk.perturb(x, sampler, key=key), reports)
+    assert x[0] == 1e9
+
+
+def test_settings_do_not_print_their_secret():
+    settings = perturbation._Settings(b"0123456789abcdef" * 2, False, 0, None, print)
+    assert "0123" not in repr(settings)
 
 
 @pytest.mark.thorough
