@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -52,10 +52,10 @@ class AdaptiveBounds:
     upper: Any
 
 
-def adaptive_delta(order: str | Iterable[str], epsilon0: float, epsilon: Real, *, cells: int = _CELLS) -> RealArray:
+def adaptive_delta(order: str | Iterable[str], epsilon0: Real, epsilon: Real, *, cells: int = _CELLS) -> RealArray:
     """Return the upper end of ``adaptive_bracket``; JAX values are differentiable, and leave rounding errors out."""
     if namespace(epsilon0, epsilon) is np:
-        return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
+        return adaptive_bracket(order, cast(float, epsilon0), epsilon, cells=cells).upper
     checks.positive("epsilon0", epsilon0)
     checks.within("epsilon", epsilon, 0.0, np.inf)
     return _traced_delta(_parse_order(order), epsilon0, epsilon, checks.integer_in("cells", cells, 2, 10**5))

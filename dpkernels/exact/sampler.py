@@ -177,7 +177,7 @@ def all_in_pieces(test: Callable[..., RealArray], x: Array, *columns: Array) -> 
     """
     count = _PIECES if len(x) % _PIECES == 0 else 1
     pieces = [column.reshape(count, -1) if column.ndim else [column] * count for column in (x, *columns)]
-    return jnp.all(reduce(and_, (test(*columns) for columns in zip(*pieces, strict=True))))
+    return jnp.all(reduce(and_, (test(*piece) for piece in zip(*pieces, strict=True))))
 
 
 MAX_RANGES = 8  # Of incomplete words; where there are more, the kernel finds them.

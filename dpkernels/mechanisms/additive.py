@@ -151,8 +151,14 @@ class AdditiveVector:
     epsilon = property(attrgetter("coordinate.epsilon"))
     delta = property(attrgetter("coordinate.delta"))
     worst_variance = property(attrgetter("coordinate.worst_variance"))
-    variance = property(attrgetter("coordinate.variance"))
-    mean = property(attrgetter("coordinate.mean"))
+
+    def variance(self, x: Real = 0.0) -> Real:
+        """Return the variance of every coordinate."""
+        return self.coordinate.variance(x)
+
+    def mean(self, x: Real) -> Real:
+        """Return E(report | x)."""
+        return self.coordinate.mean(x)
 
     def log_prob(self, y: Real, x: Real) -> RealArray:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...)."""

@@ -72,7 +72,9 @@ class PrivateNoise:
         multiplier. The certificate's delta is that of Gaussian noise plus (1 + e^eps) times this distance.
         """
         claim, table = self.certificate.claim, self.certificate.table
-        return float_at_least(claim.dimensions * gaussian_distance(table, Fraction(claim.sigma or 0)))
+        if claim.sigma is None:
+            raise ValueError("certificate: states no sigma; it is not of Gaussian noise")
+        return float_at_least(claim.dimensions * gaussian_distance(table, Fraction(claim.sigma)))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:

@@ -94,9 +94,9 @@ def _best_bound(guarantee: GuaranteeLike, bound: Callable[[float, float], float]
     for _ in range(_HALVINGS):
         ratio = math.sqrt(ratio)
         least, center = min((least, center), *((estimate(c), c) for c in (center / ratio, center * ratio)))
-    orders = [center]
+    orders = {center}
     if any(map(_is_sampled_gaussian, guarantee.terms)):  # They have a closed form at integers.
-        orders = [float(max(math.floor(center), 1)), float(math.ceil(center))]
+        orders = {float(max(math.floor(center), 1)), float(math.ceil(center))}
     return min(bound(c, _divergence_above(as_float64(guarantee), c)) for c in orders)
 
 

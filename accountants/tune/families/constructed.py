@@ -255,9 +255,9 @@ class Composite(Constructed):
         condition = {} if self.condition == "pointwise" else {"condition": self.condition}
         return {"window": self.window, "base": base, **self.fixed, "width": params["width"], **condition}
 
-    def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
-        found = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
-        return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
+    def parameters(self, params: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
+        shape = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
+        return shape if self.base is not None else {**shape, "edge": mechanism.base.lowest}
 
 
 @partial(pytree, static=("constructor", "free_domains"))
